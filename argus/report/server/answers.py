@@ -152,7 +152,11 @@ class Answers:
         whole = Asked(asked.job, asked.run)
         with self._guard:
             kept = self._pages.get(whole)
-        heatmap, arrays = (kept or self._page(whole)).zoom(measure, asked.first, asked.last)
+        try:
+            heatmap, arrays = (kept or self._page(whole)).zoom(measure, asked.first, asked.last)
+        except ArgusError:
+            self.version(whole)  # of a run that is gone that is what is wrong
+            raise
         return _json({"heatmap": heatmap, "arrays": packed(arrays)})
 
     def _page(self, asked: Asked) -> _Kept:

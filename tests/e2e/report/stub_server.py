@@ -42,6 +42,12 @@ class StubServer:
             stream.wfile.write(b"event: changed\ndata: {}\n\n")
             stream.wfile.flush()
 
+    def trouble(self, why: str) -> None:
+        """Tells all who listen that their run cannot be followed, and why."""
+        for stream in self._streams:
+            stream.wfile.write(f"event: trouble\ndata: ! {why}\n\n".encode())
+            stream.wfile.flush()
+
     def hang_up(self) -> None:
         """Ends all streams of events."""
         ended, self._ended = self._ended, threading.Event()

@@ -179,6 +179,16 @@ def test_a_server_that_goes_and_comes_back_is_noticed(visit: Open, server: StubS
     page.wait_for_function("() => document.querySelector('.verdict').textContent.includes('This was new meanwhile.')")
 
 
+def test_a_run_that_goes_while_it_is_shown_says_so(visit: Open, server: StubServer) -> None:
+    page = opened_run(visit, server).page
+    server.trouble("no such run is stored")
+    shown = "() => document.querySelector('.link').textContent === 'not connected: no such run is stored'"
+    page.wait_for_function(shown)
+    assert page.locator(".panel").count() > 0, "what was shown stays"
+    server.changed()
+    page.wait_for_function("() => document.querySelector('.link').textContent === 'live'")
+
+
 def test_a_run_that_is_not_there(visit: Open, server: StubServer) -> None:
     opened = visit(origin=server.origin)
     page = opened.open(f"{server.origin}/#token=s3cret&job=none&run=1")

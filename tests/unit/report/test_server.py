@@ -245,6 +245,18 @@ def test_part_of_a_heat_map(client: TestClient, stored: Stored) -> None:
     assert client.get("/api/heatmap?job=a&run=1&measure=x&first=5&last=9").status_code == 404
 
 
+def test_a_part_of_a_run_that_is_gone(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its page is kept for a while. That it has no such measure would be said of a run that is there."""
+    asked = "/api/heatmap?job=a&run=1&measure={}&first=5&last=9"
+    assert client.get(asked.format("step")).status_code == 200
+
+    def version(*_: object) -> str:
+        raise ArgusError("no such run is stored", "The list of runs has those that are")
+
+    monkeypatch.setattr(Answers, "version", version)
+    assert client.get(asked.format("x")).json()["error"] == "no such run is stored"
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -280,9 +280,9 @@ async function showRun(source: Source, job: string, run: number, signal: AbortSi
     }
     busy = false;
   };
-  source.follow(job, run, () => version, () => void refresh(), (is) => {
+  source.follow(job, run, () => version, () => void refresh(), (is, why) => {
     const link = bar.querySelector(".link");
-    if (link) link.textContent = is ? "live" : "not connected";
+    if (link) link.textContent = is ? "live" : harmless(why ? `not connected: ${why}` : "not connected");
   }, signal);
 }
 

@@ -14,7 +14,7 @@ export interface Source {
   runs(): Promise<Run[]>;
   heatmap(job: string, run: number, measure: string, first: number, last: number): Promise<{ heatmap: Heatmap; arrays: Arrays }>;
   /** Calls back when a run has more than the page of a version, until the signal. `connected`: whether it is followed. */
-  follow(job: string, run: number, version: () => string, changed: () => void, connected: (is: boolean) => void, signal: AbortSignal): void;
+  follow(job: string, run: number, version: () => string, changed: () => void, connected: (is: boolean, why: string) => void, signal: AbortSignal): void;
 }
 
 /** The document and arrays inside the file. */
@@ -115,27 +115,27 @@ export class Served implements Source {
     return { heatmap: answer.heatmap, arrays: await unpack(answer.arrays) };
   }
 
-  follow(job: string, run: number, version: () => string, changed: () => void, connected: (is: boolean) => void, signal: AbortSignal): void {
+  follow(job: string, run: number, version: () => string, changed: () => void, connected: (is: boolean, why: string) => void, signal: AbortSignal): void {
     void this.listen(job, run, version, changed, connected, signal);
   }
 
-  private async listen(job: string, run: number, version: () => string, changed: () => void, connected: (is: boolean) => void, signal: AbortSignal): Promise<void> {
+  private async listen(job: string, run: number, version: () => string, changed: () => void, connected: (is: boolean, why: string) => void, signal: AbortSignal): Promise<void> {
     let pause = 1000;
     while (!signal.aborted) {
       try {
         // Not EventSource: it sends no headers.
         const answer = await this.ask("events", { job, run, version: version() }, signal, "text/event-stream");
-        connected(true);
-        for await (const event of eventsOf(answer.body!)) {
+        connected(true, "");
+        for await (const { event, data } of eventsOf(answer.body!)) {
           // Trouble: the store does not answer, the run is gone, or too many watch.
-          connected(event !== "trouble");
+          connected(event !== "trouble", data.replace(/^! /, ""));
           if (event !== "trouble") pause = 1000;
           if (event === "changed") changed();
         }
       } catch {
         if (signal.aborted) return;
       }
-      connected(false);
+      connected(false, "");
       await new Promise((resume) => setTimeout(resume, pause));
       pause = Math.min(30_000, pause * 2);
     }
@@ -153,9 +153,9 @@ function reason(text: string): string {
 }
 
 /** The names of server-sent events, as they come. */
-export async function* eventsOf(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+export async function* eventsOf(body: ReadableStream<Uint8Array>): AsyncGenerator<{ event: string; data: string }> {
   const reader = body.getReader(), decoder = new TextDecoder();
-  let rest = "", name = "";
+  let rest = "", name = "", data = "";
   try {
     for (;;) {
       const { done, value } = await reader.read();
@@ -165,9 +165,10 @@ export async function* eventsOf(body: ReadableStream<Uint8Array>): AsyncGenerato
       rest = lines.pop()!.slice(-65536);
       for (const line of lines) {
         if (line === "") {
-          if (name) yield name;
-          name = "";
+          if (name) yield { event: name, data };
+          name = data = "";
         } else if (line.startsWith("event:")) name = line.slice(6).trim();
+        else if (line.startsWith("data:")) data = line.slice(5).trim().slice(0, 400);
       }
     }
   } finally {

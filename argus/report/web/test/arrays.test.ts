@@ -37,8 +37,8 @@ test("server-sent events, however they are cut", async () => {
   const text = ": hello\n\nevent: changed\ndata: 1\n\nevent:other\r\n\r\nevent: changed\ndata\n\n";
   for (const size of [1, 3, 7, 200]) {
     const pieces = (text.match(new RegExp(`[^]{1,${size}}`, "g")) ?? []).map((piece) => new TextEncoder().encode(piece));
-    const names: string[] = [];
-    for await (const name of eventsOf(new Blob(pieces).stream() as ReadableStream<Uint8Array>)) names.push(name);
-    assert.deepEqual(names, ["changed", "other", "changed"], `pieces of ${size}`);
+    const found: string[] = [];
+    for await (const { event, data } of eventsOf(new Blob(pieces).stream() as ReadableStream<Uint8Array>)) found.push(`${event}:${data}`);
+    assert.deepEqual(found, ["changed:1", "other:", "changed:"], `pieces of ${size}`);
   }
 });
