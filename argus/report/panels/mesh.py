@@ -97,7 +97,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
         f"step.{folded}"
     )
     if look.cost_ns is not None:
-        lead += f" It is a worker's own time; what the job loses by it is the {look.slowdown_text}."
+        lead += f" It is a worker's own time; what the job loses is the {look.slowdown_text}."
     return panel(ID, TITLE, lead, [view], table=_table(look, ranks, slowdown, computing, idle, usual), sql=[sql])
 
 
