@@ -27,6 +27,9 @@ POINTS = 128
 NARROWEST = 0.004
 """Bandwidth of a density at least, of logarithms: durations are stored with errors of a percent and less, and a kernel
 that always takes equally long is no spike of zero width."""
+TRIFLE = 0.02
+"""Part of a step that the kernels of a named rank take longer together, up to which they are no reason for anything:
+GPUs of one kind differ by as much."""
 LAST = 2**31 - 1
 """Steps above are seconds of the trace."""
 
@@ -104,11 +107,21 @@ def build(look: Look, arrays: Arrays) -> Panel:
             sql.append(look.sql(f"Durations of {bounded(one.name, 60)}", _STATISTICS, **window, kernel=one.number))
         else:
             sql.append(look.sql(f"Durations of {bounded(one.name, 60)}", _recorded(), **window, kernel=one.number))
-    first = f"those in which {look.place.of(named[0])} loses most" if named else "those that take most time"
+    trifling = bool(named) and _is_trifle(look, kernels)
+    worst = f"those in which {look.place.of(named[0])} loses most" if named else "those that take most time"
+    first = "the few in which it differs most" if trifling else worst
     lead = f"Durations of single launches, {first}, on {len(ranks)} of {len(stored)} ranks whose kernels are stored" + (
         f", steps {window['first']} to {window['last']}." if look.steps and source != "kernel_events" else "."
     )
+    if trifling:
+        lead = f"The kernels of {look.place.of(named[0])} are as fast as those of its peers. {lead}"
     return panel(ID, TITLE, lead, views, table=_table(look, kernels), sql=sql)
+
+
+def _is_trifle(look: Look, kernels: list[Compared]) -> bool:
+    """Whether kernels of a named rank take hardly longer than those of its peers, all together."""
+    step_ns = look.case.recent_ns if look.case is not None else 0.0
+    return sum(max(one.excess_ns, 0.0) for one in kernels) < TRIFLE * step_ns
 
 
 def _ranks(look: Look, table: str) -> list[int]:

@@ -11,12 +11,15 @@ from scipy.stats import gaussian_kde
 
 from argus.diagnose.stored import examine_store
 from argus.report.arrays import UNKNOWN, Arrays
+from argus.report.build import build_page
 from argus.report.look import Look
 from argus.report.panels import heatmap
 from argus.report.panels.kernels import density
 from argus.report.panels.order import PANELS
-from argus.store.reader import query_columns
-from tests.builders.report_jobs import SLOW
+from argus.simulate.mesh import Mesh
+from argus.store.open import Store
+from argus.store.reader import latest_run, query_columns
+from tests.builders.report_jobs import SLOW, simulate
 from tests.unit.report.conftest import Made, Pages, near
 
 JOBS = ("slow", "hung", "well", "one", "extreme")
@@ -338,6 +341,17 @@ def test_what_if_bars_are_the_verdicts(slow: Made) -> None:
     assert bars["the whole job"]["value"] == whatif["S"]
     assert bars[f"rank {SLOW}"]["value"] == whatif["S_rank"][str(SLOW)]
     assert bars[f"rank {SLOW}"]["named"]
+
+
+def test_kernels_of_a_rank_that_others_do_not_wait_for_are_no_reason(slow: Made, report_store: Store) -> None:
+    """A rank that loads data for longer has some kernel that takes a trifle longer than on its peers."""
+    assert f"in which rank {SLOW} on" in slow.panel("kernels")["lead"]
+    simulate(report_store, "loading", Mesh(dp=4), "data_loading:ranks=2", kernels=4)
+    page, _ = build_page(report_store, *latest_run(report_store, "loading"), keep=False)
+    assert page["verdict"]["findings"][0]["ranks"] == [2]
+    lead = next(one["lead"] for one in page["panels"] if one["id"] == "kernels")
+    assert "kernels of rank 2 on node0000 are as fast as those of its peers" in lead
+    assert "loses most" not in lead
 
 
 def test_one_loss_has_one_figure_and_others_say_what_they_are_of(slow: Made) -> None:
