@@ -68,9 +68,9 @@ class SampledPhases:
         """
         phases, of, segments = [np.empty(0, PHASE)], [np.empty(0, ITERATION)], {}
         for rank in np.unique(steps["rank"]).tolist():
-            mine = steps[steps["rank"] == rank]
-            waiting = np.concatenate([*self._steps.pop(rank, []), mine[self.covers(mine["ts_ns"])]])
-            newest_ns = int((mine["ts_ns"].astype(np.int64) + mine["duration_ns"].astype(np.int64)).max())
+            of_rank = steps[steps["rank"] == rank]
+            waiting = np.concatenate([*self._steps.pop(rank, []), of_rank[self.covers(of_rank["ts_ns"])]])
+            newest_ns = int((of_rank["ts_ns"].astype(np.int64) + of_rank["duration_ns"].astype(np.int64)).max())
             found = []
             for begin, end in self._windows:
                 if not 0 < end < newest_ns:
