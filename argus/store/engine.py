@@ -33,7 +33,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from argus.store import limits
-from argus.store.failures import FULL
+from argus.store.failures import BOUND_REACHED
 from argus.system import files, memory
 from argus.system.limits import unbounded
 
@@ -291,7 +291,7 @@ class _Handler(BaseHTTPRequestHandler):
             text = sql.decode("utf-8", "surrogateescape")
             if data is not None and self.server.bytes > self.server.max_bytes:
                 raise ValueError(
-                    f"Code: 243. DB::Exception: {FULL} {self.server.max_bytes >> 20} MiB. (NOT_ENOUGH_SPACE)"
+                    f"Code: 243. DB::Exception: {BOUND_REACHED} {self.server.max_bytes >> 20} MiB. (NOT_ENOUGH_SPACE)"
                 )
             if data is not None:
                 # A memory file, not one on disk: the rows are written once, into the table.

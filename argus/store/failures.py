@@ -1,4 +1,4 @@
-"""What goes wrong with a store, which of it may pass, and the errors that users read."""
+"""Failures of a store: which of them may pass if the request is repeated, and the error that a user reads for each."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import shlex
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.url import Target
 
-FULL = "the store has reached its bound (ARGUS_STORE_MAX) of"
+BOUND_REACHED = "the store has reached its bound (ARGUS_STORE_MAX) of"
 
 _PASSING = {159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 319, 394, 999}
-"""Codes of what may pass: timeouts, memory limits, quotas, too many queries or parts, no space, trouble with Keeper or
-network, a read-only replica, a shutdown."""
+"""ClickHouse's codes of failures that may pass by themselves: timeouts, memory limits, quotas, too many queries or
+parts, no space, trouble with Keeper or network, a read-only replica, a shutdown."""
 _DISK = {74, 75, 76, 88, 107, 1000, 1001}
 """Codes of trouble with the store's own files: a disk that failed and is read-only since, a folder that is gone, wrong
-rights. They come as CANNOT_OPEN_FILE and its like, or as what the C++ library says (POCO_EXCEPTION, STD_EXCEPTION)."""
+rights: CANNOT_OPEN_FILE and its like, or exceptions of C++ libraries (POCO_EXCEPTION, STD_EXCEPTION)."""
 READONLY = 164
 _FORBIDDEN = {READONLY, 497}
-"""Codes of what this user may not do, until somebody grants it: READONLY, ACCESS_DENIED."""
+"""Codes of requests for which this user lacks rights, until somebody grants them: READONLY, ACCESS_DENIED."""
 _UNKNOWN_TABLE = 60
 _TIMEOUT_EXCEEDED = 159
 _UNKNOWN_DATABASE = 81
@@ -42,15 +42,15 @@ def load_command(target: Target) -> str:
 
 def disk_full(where: str) -> ArgusError:
     """The error for a store that has no room left."""
-    return ArgusError(f"{_FULL} on the disk of the store {where}", "Free some and try again", EXIT_UNAVAILABLE)
+    return ArgusError(f"{_DISK_FULL} on the disk of the store {where}", "Free some and try again", EXIT_UNAVAILABLE)
 
 
-_FULL = "no space is left"
+_DISK_FULL = "no space is left"
 
 
 def is_full(failure: BaseException | None) -> bool:
     """Whether a store has no room left (``disk_full``)."""
-    return isinstance(failure, ArgusError) and failure.message.startswith(_FULL)
+    return isinstance(failure, ArgusError) and failure.message.startswith(_DISK_FULL)
 
 
 _RIGHTS_HINT = "docs/store.md lists the rights that Argus needs"
@@ -96,7 +96,7 @@ def _network(failure: BaseException) -> bool:
         if isinstance(seen, (HTTPError, OSError)):
             return True
         seen = seen.__cause__ or seen.__context__
-    # ClickHouse gives each refusal a code: an answer without one is of something in between.
+    # ClickHouse gives each refusal a code: an answer without one comes from a proxy or the network in between.
     return bool(re.search(r"HTTP status \d|onnection|timed out", str(failure)))
 
 
@@ -133,7 +133,7 @@ _CERTIFICATE = {
         "Name the authority's certificate in the URL: ca_cert=/path/ca.pem",
     ),
 }
-"""What OpenSSL says of a certificate that it does not take (X509_verify_cert_error_string), and what to do about it."""
+"""OpenSSL's reasons for rejecting a certificate (X509_verify_cert_error_string), and for each the error and a hint."""
 
 
 def _reason(failure: BaseException, target: Target) -> tuple[str, str]:
@@ -173,7 +173,7 @@ def explain(failure: Exception, target: Target) -> ArgusError:
             f"Create it and its tables: argus store init --store '{target.url}'",
             EXIT_UNAVAILABLE,
         )
-    if FULL in text:
+    if BOUND_REACHED in text:
         hint = "Remove jobs (argus store rm), keep calls for less long (argus store init --raw-ttl), or raise it"
         return ArgusError(text, hint, EXIT_UNAVAILABLE)
     if code == _NO_SPACE or "No space left" in text:
@@ -184,6 +184,6 @@ def explain(failure: Exception, target: Target) -> ArgusError:
         where = target.url if target.path is not None else f"{target.host}:{target.port}"
         reason, hint = _reason(failure, target)
         return ArgusError(f"cannot reach the store {where}: {reason}", hint, EXIT_UNAVAILABLE)
-    # Whose query took longer than was allowed learns that, and not that the store is away.
+    # A query that took longer than was allowed is reported as that, not as a store that is away.
     passing = transient(failure) and code != _TIMEOUT_EXCEEDED
     return ArgusError(text, "", EXIT_UNAVAILABLE) if passing else ArgusError(text)
