@@ -61,7 +61,7 @@ class Fault:
         size: Share of a usual step.
         since, until: Shares of the recording.
         shape: ``step``, ``ramp`` (grows from nothing to ``size`` until the end), ``often`` (in 75 % of the steps),
-            ``spikes`` (in 8 %).
+            ``half`` (in every other one), ``spikes`` (in 8 %).
     """
 
     where: str
@@ -142,6 +142,8 @@ def _profile(fault: Fault, ranks: int, steps: int, rng: np.random.Generator) -> 
     shape = there * fault.size
     if fault.shape == "ramp":
         shape = shape * np.clip((at - first) / max(end - first - 1, 1), 0, 1)
+    elif fault.shape == "half":
+        shape = shape * (np.arange(steps) % 2)
     elif fault.shape in ("often", "spikes"):
         shape = shape * (rng.random(steps) < (0.75 if fault.shape == "often" else 0.08))
     found = np.zeros((ranks, steps))

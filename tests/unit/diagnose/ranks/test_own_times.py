@@ -9,7 +9,7 @@ from argus.diagnose.case import Logged
 from argus.diagnose.ranks import phase_times
 from argus.diagnose.ranks.own_times import compare, kind_of, waiting_phases
 from argus.diagnose.suspect import Suspect
-from tests.builders.logged_job import LAYOUTS, Fault, Log, judge_rows, make, rows
+from tests.builders.logged_job import LAYOUTS, Fault, Layout, Log, judge_rows, make, rows
 
 CALLED_WAITING = {"communication", "waiting", "allreduce", "barrier_wait", "grad_sync"}
 HOST_KINDS = ("data_loading", "gc_pause", "kernel_issue_stall")
@@ -57,6 +57,14 @@ def test_ranks_that_are_alike_are_not_blamed(name: str) -> None:
     (inside, *_) = layout.waits
     hidden = make(layout, ranks=8, steps=150, faults=(Fault(inside, 2, 0.4),), seed=8)
     assert judged(hidden)[0] == []
+
+
+@pytest.mark.parametrize("shape", ["half", "often"])
+def test_collections_of_one_rank_are_collections_though_not_in_every_step(shape: str) -> None:
+    layout = Layout({"data_loading": 0.03, "compute": 0.86, "gc": 0.001, "communication": 0.1}, {"compute": 1.0})
+    for seed in range(4, 8):
+        (one,) = judged(make(layout, ranks=4, spikes=0.0, faults=(Fault("gc", 2, 0.4, shape=shape),), seed=seed))[0]
+        assert (one.kind, one.ranks, one.phase) == ("gc_pause", [2], "gc"), (seed, one)
 
 
 def test_a_rank_with_the_longest_computation_is_not_the_slow_one() -> None:
