@@ -112,6 +112,10 @@ def _too_small(durations: NDArray[np.float64], least: str) -> str:
     """
     growth = least_growth(durations)
     text = f"steps of the newer half that are less than {growth:.0%} longer would not have been reported"
+    if not np.isfinite(growth):
+        text = (
+            f"in {len(durations)} steps a change would not have been reported unless the GPUs' own times show it, too"
+        )
     return f"{text}, nor would {least}" if least else text
 
 

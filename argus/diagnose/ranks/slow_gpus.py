@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.case import Case, evidence
+from argus.diagnose.case import THRESHOLD, Case, evidence
 from argus.diagnose.kernels import distributions
-from argus.diagnose.ranks.lateness import find_onset
+from argus.diagnose.ranks.lateness import ALPHA, by_chance, find_onset
 from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import ERRORS, MIN_STEPS, PAST, WINDOWS, GpuTimes, GpuWindow, levels, usual_compute
 from argus.diagnose.read.peers import Mesh
@@ -86,6 +86,8 @@ def find_slow(
     before: GpuTimes | None = None,
     least: float = LEAST,
     least_grown: float = LEAST_GROWN,
+    *,
+    steadily: float = 0.0,
 ) -> list[SlowGpu]:
     """The ranks whose GPUs are slow now, those that cost most first.
 
@@ -95,6 +97,8 @@ def find_slow(
         before: Of the first steps; None: nothing is known of them.
         least: Excess over the peers that counts.
         least_grown: That counts where it was not there before.
+        steadily: Excess from which those count, too, that are the last of their stage in more steps than chance allows,
+            by however different times; 0: they do not.
     """
     total = len(now.steps)
     if total < MIN_STEPS:
@@ -113,7 +117,29 @@ def find_slow(
         excess[fresh], past[fresh] = by_tail[fresh], by_past[fresh]
         if window >= total:
             break
+    if steadily:
+        last = _steadily(recent, mesh, steadily)
+        excess = np.where(excess > 0, excess, last)
     return sorted(_described(recent, mesh, before, excess, past), key=lambda slow: -slow.cost_ns)
+
+
+def _steadily(now: GpuTimes, mesh: Mesh, least: float) -> Float:
+    """By how much ranks are typically above their stage, as a share, of those that are the most of it in more steps
+    than ranks that take turns are; 0 of the others."""
+    excess = np.zeros(len(now.ranks))
+    for label in np.unique(mesh.stage).tolist():
+        members = np.flatnonzero(mesh.stage == label)
+        ratio = now.compute[members] / np.maximum(low_median(now.compute[members]), 1.0)
+        known = ~np.isnan(ratio).any(axis=0)
+        if len(members) < 2 or known.sum() < MIN_STEPS:
+            continue
+        most = np.bincount(ratio[:, known].argmax(axis=0), minlength=len(members))
+        steps = int(known.sum())
+        level = row_medians(ratio)
+        for place in np.flatnonzero(level >= 1 + least).tolist():
+            if by_chance(int(most[place]), steps, 1, len(members), windows=1) <= ALPHA:
+                excess[members[place]] = level[place] - 1
+    return excess
 
 
 def _excess(
@@ -308,8 +334,9 @@ def find_starved(now: GpuTimes, mesh: Mesh, before: GpuTimes | None = None) -> l
 
     same = before is not None and np.array_equal(before.ranks, now.ranks)
     slow = find_slow(
-        only_idle(now), mesh, only_idle(before) if before is not None and same else None, LEAST, LEAST_SHARE
-    )
+        only_idle(now), mesh, only_idle(before) if before is not None and same else None, LEAST, LEAST_SHARE,
+        steadily=THRESHOLD,
+    )  # fmt: skip
     return [one for one in slow if one.phase == "idle"]
 
 

@@ -210,6 +210,8 @@ def test_faults_on_clocks_that_differ(
 ) -> None:
     found = verdict(job, request.node.callspec.id, tmp_path, url, capsys)
     assert not right(job, found), found
+    if job.fault == "healthy":
+        assert f"in {job.steps} steps a change would not have been reported unless" in found["reason"]
 
 
 def test_a_gpu_whose_matrix_products_are_slow_in_three_steps(
