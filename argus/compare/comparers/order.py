@@ -14,12 +14,13 @@ from argus.compare.comparers import (
     loading,
     phases,
     runqueue,
+    step_tails,
     void,
 )
 
 COMPARERS: tuple[Comparer, ...] = (
     hosts, communicators, kernels, loading, collections, runqueue, void, issue_latency, gpu_speed, phases,
-    kernel_tails,
+    kernel_tails, step_tails,
 )  # fmt: skip
 KINDS = {
     "host": "a host whose ranks compute slower",
@@ -32,6 +33,7 @@ KINDS = {
     "void": "the GPU is idle",
     "issue_latency": "kernels are launched less, or further, ahead of the GPU",
     "kernel_tail": "single launches of a kernel take much longer",
+    "step_tail": "single steps take much longer",
     "gpu_speed": "all kernels take longer alike",
     "phase": "a phase takes longer, and nothing more specific explains it",
 }

@@ -20,7 +20,16 @@ from argus.diagnose.case import Case, evidence
 from argus.diagnose.read import queries
 from argus.diagnose.read.baseline import Baseline
 from argus.diagnose.read.environment import environment_changes, read_environment
-from argus.diagnose.read.profile import FEWEST_STEPS, WARM_UP, Profile, read_latencies, read_phases
+from argus.diagnose.read.profile import (
+    FEWEST_STEPS,
+    WARM_UP,
+    Profile,
+    read_latencies,
+    read_phases,
+    step_tail,
+    tail_figures,
+    tail_of,
+)
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.variation import SPREAD, Difference, Mean, difference, mean_of, w1
 from argus.diagnose.verdict import Evidence
@@ -43,6 +52,8 @@ DIFFERENT_WORK = 0.02
 UNLIKE, UNLIKE_TIMES = 0.1, 3.0
 """W1 of the issue latency over the mean that is reported, and how many times as far as from one another the baseline's
 runs it must be."""
+LONGER_TAIL = 0.1
+"""Share by which the 99th percentile of a step, over the median, must be above the highest of the baseline's."""
 CAPPED = 0.99
 """Confidence at most: the baseline is of other days."""
 
@@ -63,17 +74,18 @@ def detect(case: Case) -> list[Suspect]:
     if len(runs) < MIN_RUNS:
         case.notes.history = _too_few(len(runs), others, baseline)
         return []
-    step = mean_of(steps["duration_ns"][used].astype(np.float64))
+    durations = steps["duration_ns"][used].astype(np.float64)
+    step = mean_of(durations)
     explained = case.step.ideal_ns / case.step.now_ns
     found = difference([run.step for run in runs], [step * explained], spread=SPREAD, single=True)
-    cited = _latency(case, params, runs)
+    cited = _latency(case, params, runs) + ([] if case.suspects else _tail(durations, params, runs))
     grown = _grown(case, params, numbers, runs)
     longer = found.change >= LEAST * found.before and found.p / 2 < LEVEL
     # Where ranks are slow the others wait for them, in phases that are longer by it.
     part = 0.0 if case.suspects else sum(one.found.change for one in grown if one.sure)
     if not longer and min(found.change, part) < LEAST * found.before:
         if cited:
-            case.notes.history = cited[0]["text"]
+            case.notes.history = "; ".join(one["text"] for one in cited)
         return []
     return [_suspect(case, params, runs, found, grown, cited)]
 
@@ -158,6 +170,23 @@ def _latency(case: Case, params: dict[str, Any], runs: Sequence[Profile]) -> lis
         f"those of the baseline by {among:.0%} at most"
     )
     return [evidence(text, queries.RUN_LATENCIES, params)]
+
+
+def _tail(durations: NDArray[np.float64], params: dict[str, Any], runs: Sequence[Profile]) -> list[Evidence]:
+    """Evidence that single steps take longer than in the baseline; empty: none do, or there are too few steps."""
+    known = [tail for run in runs if (tail := step_tail(run)) is not None]
+    figures = tail_figures(durations)
+    now = tail_of(figures)
+    if len(known) < MIN_RUNS or now is None:
+        return []
+    found = difference([Mean(one) for one in known], [Mean(now)], spread=SPREAD, single=True)
+    if now < (1 + LONGER_TAIL) * max(known) or found.p / 2 >= LEVEL:
+        return []
+    text = (
+        f"one step in a hundred takes {milliseconds(figures['step_p99'].value)} or longer, {now:.2f} times the median, "
+        f"and in {len(known)} healthy runs of this job class {min(known):.2f} to {max(known):.2f} times"
+    )
+    return [evidence(text, queries.RUN_STEPS, params)]
 
 
 @dataclass(frozen=True)

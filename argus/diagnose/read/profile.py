@@ -22,6 +22,8 @@ GPU = "gpu.model"
 """The fact that is part of a job's class."""
 WARM_UP = 5
 """First steps that are left out: allocators, caches and autotuning settle in them. Of short runs a tenth."""
+TAIL_STEPS = 100
+"""Steps from which on a run has a 99th percentile."""
 FEWEST_STEPS = 20
 """Steps below which a run's mean has no error that means anything: two a batch."""
 TRANSFER_ROWS = 200_000
@@ -75,7 +77,7 @@ class Profile:
         kernels: By name, without NCCL's.
         transfers: By dimension and operation.
         figures: ``idle`` (of the GPU), ``issue_latency`` (median of a step's kernels), ``void`` (a share),
-            ``collections``, ``runqueue``.
+            ``collections``, ``runqueue``, ``step_median`` and ``step_p99`` (of :data:`TAIL_STEPS` steps or more).
         latencies: Quantiles of the issue latency over ranks and steps.
         computed: Computation of a rank, by host.
         environment: What most ranks ran on and with, by fact (``environment.Environment.typical``); empty:
@@ -140,16 +142,38 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
     kernels = _kernels(query(queries.RUN_KERNELS, params), len(numbers), int(numbers[-1] - numbers[0]) + 1)
     latencies = read_latencies(query, params)
     mesh = query(queries.RUN_MESH, params)
-    step = mean_of(steps["duration_ns"][used].astype(np.float64))
+    durations = steps["duration_ns"][used].astype(np.float64)
+    step = mean_of(durations)
     return Profile(
         job, run, int(steps["ranks"].max()), int(size["world_size"][0]) if known else 0,
         tuple(sorted(map(str, size["hosts"][0]))) if known else (),
         {str(name): int(n) for name, n in zip(mesh["dimension"], mesh["nranks"], strict=True)},
         len(numbers), bool(known and not int(size["open"][0])),
         {name: value for name, value in work.items() if value > 0},
-        step, phases, clock, kernels, transfers, _figures(query, params, numbers, step), latencies,
+        step, phases, clock, kernels, transfers,
+        _figures(query, params, numbers, step) | tail_figures(durations), latencies,
         _by_host(query(queries.RUN_COMPUTE, params)), read_environment(query, job, run).typical(),
     )  # fmt: skip
+
+
+def tail_figures(durations: NDArray[np.float64]) -> dict[str, Mean]:
+    """Median and 99th percentile of a run's steps, shape (steps,); empty: they are too few for a tail."""
+    if len(durations) < TAIL_STEPS:
+        return {}
+    median, high = np.quantile(durations, [0.5, 0.99])
+    return {"step_median": Mean(float(median)), "step_p99": Mean(float(high))}
+
+
+def step_tail(profile: Profile) -> float | None:
+    """The 99th percentile of a step over its median; None: not known."""
+    return tail_of(profile.figures)
+
+
+def tail_of(figures: Mapping[str, Mean]) -> float | None:
+    """The same of :func:`tail_figures`."""
+    if "step_p99" not in figures or "step_median" not in figures:
+        return None
+    return figures["step_p99"].value / max(figures["step_median"].value, 1.0)
 
 
 def mean_step_ns(query: Query, job: str, run: int) -> float | None:

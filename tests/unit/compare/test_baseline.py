@@ -125,6 +125,26 @@ def test_a_job_that_moved_to_other_gpus_is_not_compared_and_says_so(
     assert "llama  4 ranks (dp4)  A100  llama@4" in capsys.readouterr().out
 
 
+def test_long_steps_that_no_baseline_has_are_in_the_reason(store: Store) -> None:
+    """Two steps in a hundred take a quarter longer: half a percent of the time, and no finding."""
+
+    def tailed(number: int, spike: float) -> Verdict:
+        noise = Noise(run=0.005, spike=spike, spike_ms=12.0)
+        spec = Spec(Mesh(dp=4), noise=noise, steps=200, seed=number, environment={"gpu.model": "H100"})
+        write(store, "llama", spec, run=number, start_ns=START_NS)
+        return diagnose_store(store, "llama", number, keep=False)
+
+    for number in (1, 2, 3, 4, 5):
+        assert learn(store, tailed(number, 0.0))
+    assert "one step in a hundred" not in tailed(6, 0.0)["reason"]
+    slow = tailed(7, 0.01)
+    assert slow["status"] == "healthy"
+    assert "one step in a hundred takes " in slow["reason"]
+    assert "in 5 healthy runs of this job class " in slow["reason"]
+    profile = stored_profile(store, "llama", 1)
+    assert 1 < profile.figures["step_p99"].value / profile.figures["step_median"].value < 1.1
+
+
 def test_a_run_is_not_compared_with_itself(store: Store) -> None:
     run(store, "llama", 1)
     set_baseline(store, "llama", 1)

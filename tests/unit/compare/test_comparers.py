@@ -150,3 +150,26 @@ def test_a_kernel_that_is_slower_as_a_whole_has_no_longer_tail() -> None:
     assert "kernel_tail" not in kinds, "a median that is a fifth longer is another kernel, or launches of other sizes"
     after = [with_tail(one, 1.2) for one in side(10)]
     assert compare(before, after)["causes"] == [], "a fifth is within what such a percentile scatters by"
+
+
+def with_long_steps(one: Profile, factor: float, median: float = 1.0) -> Profile:
+    """A run of which one step in a hundred takes this many times as long as its median."""
+    usual = one.step.value * median
+    scattered = 1 + 0.005 * np.random.default_rng(one.run).standard_normal()
+    more = {"step_median": Mean(usual), "step_p99": Mean(usual * factor * scattered)}
+    return replace(one, figures={**one.figures, **more})
+
+
+def test_steps_whose_tail_grew_are_seen_though_the_step_is_no_longer() -> None:
+    before, after = ([with_long_steps(one, by) for one in side(first)] for first, by in ((1, 1.04), (10, 1.4)))
+    found = compare(before, after)
+    (tail,) = found["causes"]
+    assert (tail["kind"], tail["cost_ns"], found["status"]) == ("step_tail", 0.0, "same")
+    assert tail["after"] / tail["before"] == pytest.approx(1.4 / 1.04, rel=0.02)
+    assert tail["text"].startswith("99th percentile of a step; the median changed by ")
+    many = [with_long_steps(one, 1.04) for one in side(1, 5)]
+    assert compare(many, after[:1])["causes"][0]["kind"] == "step_tail", "five runs show what tails scatter by"
+    assert compare(before[:2], after[:1])["causes"] == []
+    slower = [with_long_steps(one, 1.04, 1.5) for one in side(10)]
+    assert compare(before, slower)["causes"] == [], "steps that are longer as a whole have no longer tail"
+    assert compare(side(1), after)["causes"] == [], "a baseline of an older Argus does not have it"
