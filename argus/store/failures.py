@@ -137,19 +137,23 @@ _CERTIFICATE = {
 
 
 def _reason(failure: BaseException, target: Target) -> tuple[str, str]:
-    """Why a server cannot be reached, and a hint."""
+    """Why a server or an embedded engine cannot be reached, and a hint."""
     text = str(failure)
     lowered = text.lower()
+    if target.path is not None and "timed out" not in lowered:
+        if not target.path.exists():
+            return "its folder is gone", "Put it back, or name another store (--store, ARGUS_STORE)"
+        return "its engine has ended", "Try again: the next command starts another"
     if "certificate_verify_failed" in lowered:
         what, hint = next(found for phrase, found in _CERTIFICATE.items() if phrase in lowered)
         if what == _CERTIFICATE[""][0] and (file := target.options.get("ca_cert")):
             return f"its certificate is not of the authority in {file}", hint
         return what, hint
     if "wrong version number" in lowered or "record layer failure" in lowered:
-        return "TLS was tried on a port that speaks plain HTTP; secure=false", REACH_HINT
+        return "TLS was tried on a port that serves plain HTTP; secure=false", REACH_HINT
     ended = ("connection reset", "connection aborted", "remote end closed", "broken pipe")
     if target.host and not target.secure and any(phrase in lowered for phrase in ended):
-        return "it ended the connection without an answer", "If the port speaks TLS, say so in the URL: secure=true"
+        return "it ended the connection without an answer", "If the port serves TLS, add to the URL: secure=true"
     for phrase in ("Connection refused", "Name or service not known", "timed out",
                    "Temporary failure in name resolution", "No route to host", "Network is unreachable"):  # fmt: skip
         if phrase.lower() in lowered:
