@@ -11,15 +11,17 @@ first call of a group that has not completed shows which ranks the others wait f
 * calls of one number that are not the same call on all ranks never complete: those that *differ* are named.
 
 Who is waited for may wait in another group. Ranks and calls are the nodes of a graph whose arrows lead to what they
-wait for; its ends are the ranks at fault. Ranks that wait for one another have no end: then a rank is named that is
-missed in a collective and waits only for transfers (they are begun ahead), or only in calls that everybody made, or
-with far fewer ranks than miss it; else all of the circle. A call that all its ranks made, and that none of them is
+wait for; its ends are the ranks at fault. Ranks that wait for one another have no end: then a rank is named that made
+two calls in another order than most, or that is missed in a collective and waits only for transfers (they are begun
+ahead), or only in calls that everybody made, or with far fewer ranks than miss it; else those whose orders differ; else
+all of the circle. A call that all its ranks made, and that none of them is
 held up before, is the end itself: one of its ranks' GPUs or the network between them, narrowed to ranks whose GPU
 completed nothing that they called later.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -336,12 +338,14 @@ class _Search:
                     result.at_fault[rank] = self._reason(rank)
             elif len(end) == 1:
                 stuck += list(end)
+            elif len(crossed := self._crossed(end, ranks)) == 1:
+                result.at_fault[crossed[0]] = "differs"
             elif broken := self._break(end, ranks):
                 result.at_fault.update({rank: self._reason(rank) for rank in broken})
             elif (first := self._stopped_first(end, ranks)) is not None:
                 result.candidates = (*result.candidates, first)
             else:
-                circles += ranks
+                circles += self._crossed(end, ranks, even=True) or self._crossed(end, ranks, transfers=True) or ranks
         if circles:
             result.circle, result.candidates = True, tuple(sorted({*circles, *result.candidates}))
         result.stuck = [self.nodes[node] for node in stuck if node in self.nodes]
@@ -351,6 +355,49 @@ class _Search:
         if rank not in self.recorded:
             return "absent"
         return "late" if any(rank in wait.late for wait in self.nodes.values()) else "held"
+
+    def _crossed(
+        self, circle: set[Node], ranks: Sequence[int], *, even: bool = False, transfers: bool = False
+    ) -> list[int]:
+        """Ranks that called two collectives in another order than most of those that are in both groups, or one without
+        the other.
+
+        Args:
+            circle: Ranks and calls that wait for one another.
+            ranks: The ranks of it.
+            even: Of two orders that are as frequent, all of these ranks, if there is nothing clearer.
+            transfers: A transfer and a collective instead. Either may have been begun ahead, so that shows less.
+        """
+        inside = sorted(node for node in circle if isinstance(node, tuple))
+        clear: set[int] = set()
+        equal: set[int] = set()
+        for one, other in itertools.combinations(inside, 2):
+            if (one[1] < 0) + (other[1] < 0) != transfers:
+                continue
+            first = {rank: way for rank in ranks if (way := self._order(rank, one, other))}
+            counts = Tally(first.values()).most_common()
+            if len(counts) < 2:
+                continue
+            if counts[0][1] > counts[1][1]:
+                clear.update(rank for rank, way in first.items() if way == counts[1][0])
+            else:
+                equal.update(first)
+        return sorted(clear or (equal if even or transfers else ()))
+
+    def _order(self, rank: int, one: Node, other: Node) -> int:
+        """1 if a rank called the first of two calls first, 2 if the second, also if it called only that; 0: it is not
+        known, or not in both."""
+        if any(rank not in (*node[2:], *self._members(node[0])) for node in (one, other) if isinstance(node, tuple)):
+            return 0
+        if any(node[1] < 0 and rank not in node[2:] for node in (one, other) if isinstance(node, tuple)):
+            return 0
+        records = [self.records.get((rank, node)) for node in (one, other)]
+        if rank not in self.recorded or records == [None, None]:
+            return 0
+        late = [rank in self.nodes[node].late for node in (one, other)]
+        if records[0] is None or records[1] is None:
+            return (2 if late[0] else 0) if records[0] is None else (1 if late[1] else 0)
+        return 1 if records[0] < records[1] else 2
 
     def _break(self, circle: set[Node], ranks: Sequence[int]) -> list[int]:
         """The ranks that a circle of waiting ranks waits for; empty: they cannot be distinguished."""

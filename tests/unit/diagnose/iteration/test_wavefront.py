@@ -169,6 +169,35 @@ def test_ranks_that_wait_for_one_another_are_a_circle() -> None:
     assert (found.at_fault, found.circle, found.candidates) == ({}, True, (0, 1))
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_rank_that_calls_collectives_in_another_order_is_named(ahead: bool) -> None:
+    """Tensor parallel pairs 0,1 and 2,3 and 4,5; data parallel 0,2,4 and 1,3,5. Rank 1 calls all ranks first."""
+    members = {1: (0, 1), 2: (2, 3), 3: (4, 5), 4: (0, 2, 4), 5: (1, 3, 5), 6: (0, 1, 2, 3, 4, 5)}
+    pending = [Call(1, 6, 10, 3, "AllReduce"), Call(1, 1, 11, 8, "AllReduce"), Call(0, 1, 10, 8, "AllReduce")]
+    pending += [Call(rank, 5 if rank % 2 else 4, 11, 2, "ReduceScatter") for rank in (0, 2, 3, 4, 5)]
+    if ahead:
+        pending += [Call(rank, 6, 12, 3, "AllReduce") for rank in (0, 2, 3, 4, 5)]
+        pending += [Call(1, 5, 12, 2, "ReduceScatter")]
+    before = {1: 7, 2: 8, 3: 8, 4: 1, 5: 1, 6: 2}
+    done = {(rank, group): before[group] for group, ranks in members.items() for rank in ranks}
+    issued = done | {(call.rank, call.group): call.seq for call in pending}
+    groups = {number: Group(number, "group", ranks) for number, ranks in members.items()}
+    found = find(Snapshot(groups, set(range(6)), pending, issued, done))
+    assert found.at_fault == {1: "differs"}
+
+
+def test_of_a_transfer_without_a_receive_both_ends_are_named() -> None:
+    """Stages of two ranks: 2, 3 after 0, 1. Rank 2 left out the receive from rank 0 and came to the all-reduce."""
+    members = {1: (0, 2), 2: (1, 3), 3: (0, 1), 4: (2, 3), 5: (0, 1, 2, 3)}
+    pending = [Call(0, 1, 10, 0, "Send", 2), Call(0, 3, 11, 2, "AllReduce"), Call(1, 3, 11, 2, "AllReduce")]
+    pending += [Call(rank, 5, 12, 3, "AllReduce") for rank in range(4)]
+    done = {(rank, group): {3: 1, 4: 2, 5: 2}[group] for group, ranks in members.items() if group > 2 for rank in ranks}
+    issued = done | {(call.rank, call.group): call.seq for call in pending if call.peer < 0}
+    groups = {number: Group(number, "group", ranks) for number, ranks in members.items()}
+    found = find(Snapshot(groups, set(range(4)), pending, issued, done))
+    assert {*found.at_fault, *found.candidates} == {0, 2}
+
+
 def test_a_receive_begun_ahead_is_no_reason_to_wait() -> None:
     """Rank 1 stopped after it had asked for what rank 0 sends only once it has what rank 1 owes it."""
     seen = Snapshot(
