@@ -179,4 +179,7 @@ def _history(case: Case) -> str:
             best = (rank, *episode)
     if best is None:
         return ""
+    if steps[best[2] - 1] == numbers[-1]:
+        late = f"rank {best[0]} is the last since step {steps[best[1]]}"
+        return f"{late}, which costs too little of the newest steps to count"
     return f"rank {best[0]} held the job up in steps {steps[best[1]]} to {steps[best[2] - 1]}, and no longer does"

@@ -1,0 +1,34 @@
+"""What the reason of a healthy verdict says of ranks that held the job up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from argus.diagnose.case import Case
+from argus.diagnose.reason import _history
+
+STEPS = 40
+
+
+@pytest.mark.parametrize(
+    ("until", "text"),
+    [
+        (24, "rank 2 held the job up in steps 0 to 23, and no longer does"),
+        (STEPS, "rank 2 is the last since step 0, which costs too little of the newest steps to count"),
+    ],
+)
+def test_a_rank_that_still_is_the_last_is_not_said_to_have_recovered(until: int, text: str) -> None:
+    """Steps 4 to 23 are longer; after them its lead hides that it comes late."""
+    numbers = np.arange(STEPS)
+    lead = np.where(numbers < until, 3e6, 0.0)
+    rows = {"step": numbers, "rank": np.full(STEPS, 2), "lead_ns": lead}
+    durations = np.where((numbers >= 4) & (numbers < 24), 12e6, 10e6)
+    case = SimpleNamespace(
+        query=lambda text, params: rows, params={}, numbers=numbers, durations=durations, threshold=0.05,
+        across=None, reach=STEPS, calls=10.0,
+    )  # fmt: skip
+    assert _history(cast("Case", cast("Any", case))) == text
