@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from argus.diagnose.iteration.against_baseline import LEAST, LEVEL, MIN_RUNS
+from argus.diagnose.iteration.against_baseline import LEAST, LEVEL, MIN_RUNS, has_long_tail
 from argus.diagnose.read import queries
 from argus.diagnose.read.baseline import baseline_of
-from argus.diagnose.read.profile import Profile, class_of, read_profile, same_work, to_text
+from argus.diagnose.read.profile import Profile, class_of, read_profile, same_work, step_tail, to_text
 from argus.diagnose.read.query import Query
 from argus.diagnose.variation import SPREAD, difference
 from argus.diagnose.verdict import Verdict
@@ -24,8 +24,8 @@ HEALTHY, SET = "healthy", "set"
 
 
 def learn(store: Store, verdict: Verdict) -> bool:
-    """Makes a run a baseline if its verdict allows that: it is healthy, over, and was observed without a loss. One that
-    was taken out stays out, and one that is there stays as it is.
+    """Makes a run a baseline if its verdict allows that: it is healthy, over, was observed without a loss, and has no
+    longer tail of steps than the baseline. One that was taken out stays out, and one that is there stays as it is.
 
     What was learned may turn out to be wrong: a run that is found faulty later is taken out, and so are those that are
     too slow for the others once this one is there. What was set by hand stays.
@@ -53,6 +53,8 @@ def learn(store: Store, verdict: Verdict) -> bool:
         profile = read_profile(query, job, run)
     except ArgusError:
         return False  # too short for a baseline
+    if has_long_tail(step_tail(profile), [one for one in baseline_of(query, profile).runs if same_work(one, profile)]):
+        return False  # the verdict says so, and would not of the next run
     keep(store, profile, HEALTHY)
     for one in too_slow(query, profile):
         _take_out(store, class_of(profile), one.job, one.run)

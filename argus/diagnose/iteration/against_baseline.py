@@ -172,15 +172,25 @@ def _latency(case: Case, params: dict[str, Any], runs: Sequence[Profile]) -> lis
     return [evidence(text, queries.RUN_LATENCIES, params)]
 
 
+def has_long_tail(now: float | None, runs: Sequence[Profile]) -> bool:
+    """Whether single steps of a run take longer than in the baseline. ``now``: the run's tail
+    (:func:`argus.diagnose.read.profile.step_tail`). Nothing is said of fewer than three runs."""
+    known = _tails(runs)
+    if len(known) < MIN_RUNS or now is None:
+        return False
+    found = difference([Mean(one) for one in known], [Mean(now)], spread=SPREAD, single=True)
+    return now >= (1 + LONGER_TAIL) * max(known) and found.p / 2 < LEVEL
+
+
+def _tails(runs: Sequence[Profile]) -> list[float]:
+    return [tail for run in runs if (tail := step_tail(run)) is not None]
+
+
 def _tail(durations: NDArray[np.float64], params: dict[str, Any], runs: Sequence[Profile]) -> list[Evidence]:
     """Evidence that single steps take longer than in the baseline; empty: none do, or there are too few steps."""
-    known = [tail for run in runs if (tail := step_tail(run)) is not None]
-    figures = tail_figures(durations)
+    figures, known = tail_figures(durations), _tails(runs)
     now = tail_of(figures)
-    if len(known) < MIN_RUNS or now is None:
-        return []
-    found = difference([Mean(one) for one in known], [Mean(now)], spread=SPREAD, single=True)
-    if now < (1 + LONGER_TAIL) * max(known) or found.p / 2 >= LEVEL:
+    if now is None or not has_long_tail(now, runs):
         return []
     text = (
         f"one step in a hundred takes {milliseconds(figures['step_p99'].value)} or longer, {now:.2f} times the median, "

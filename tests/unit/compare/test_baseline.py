@@ -141,6 +141,7 @@ def test_long_steps_that_no_baseline_has_are_in_the_reason(store: Store) -> None
     assert slow["status"] == "healthy"
     assert "one step in a hundred takes " in slow["reason"]
     assert "in 5 healthy runs of this job class " in slow["reason"]
+    assert not learn(store, slow), "as a baseline it would hide that the next one is as bad"
     profile = stored_profile(store, "llama", 1)
     assert 1 < profile.figures["step_p99"].value / profile.figures["step_median"].value < 1.1
 
