@@ -195,7 +195,7 @@ def _site_packages(python: str) -> Path:
     try:
         folders = json.loads(output)
     except ValueError as failure:
-        raise ArgusError(f"{python} is no Python that Argus understands", "", EXIT_USAGE) from failure
+        raise ArgusError(f"{python} is not a supported Python", "", EXIT_USAGE) from failure
     if not folders:
         raise ArgusError(f"{python} has no site-packages to write to", f'Set {VARIABLE} instead: eval "$(argus arm)"')
     return Path(folders[0])
@@ -218,7 +218,7 @@ def _run(python: str, code: str) -> str:
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise ArgusError(f"{python} is no Python that Argus understands: {last}", "", EXIT_USAGE)
+        raise ArgusError(f"{python} is not a supported Python: {last}", "", EXIT_USAGE)
     return lines[-1]
 
 

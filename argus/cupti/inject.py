@@ -72,7 +72,7 @@ def inject(pid: int) -> str:
     except (FileNotFoundError, ProcessLookupError) as reason:
         if target.alive():
             raise
-        raise ArgusError(f"process {pid} ended while Argus looked at it", "", EXIT_UNAVAILABLE) from reason
+        raise ArgusError(f"process {pid} ended while Argus inspected it", "", EXIT_UNAVAILABLE) from reason
     except PermissionError as reason:
         raise ArgusError(
             f"process {pid} may not be injected: {reason}", "Run Argus with sudo", EXIT_UNAVAILABLE

@@ -67,7 +67,7 @@ def _no_target(options: Options) -> ArgusError:
     what = f" whose command line contains '{options.name}'" if options.name is not None else ""
     hidden = hidden_processes() if options.all_gpu and os.geteuid() != 0 else 0
     processes = "1 process" if hidden == 1 else f"{hidden} processes"
-    hint = f"{processes} may not be looked at: run Argus with sudo" if hidden else ""
+    hint = f"{processes} cannot be inspected: run Argus with sudo" if hidden else ""
     return ArgusError(f"no {kind}{what} is running", hint or "`argus trace` alone lists what could be traced",
                       EXIT_UNAVAILABLE)  # fmt: skip
 
@@ -78,5 +78,5 @@ def _open_launcher(pid: int) -> Target:
     with contextlib.suppress(OSError):
         target.libraries = find_libraries(pid)
     if not same_process(pid, target.start_ticks):
-        raise ArgusError(f"process {pid} ended while Argus looked at it", "", EXIT_UNAVAILABLE)
+        raise ArgusError(f"process {pid} ended while Argus inspected it", "", EXIT_UNAVAILABLE)
     return target

@@ -72,7 +72,7 @@ class _Process:
                 process.python = PythonProcess(pid, interpreter)
                 process.resolver = CodeResolver(process.python, interpreter.layout)
         except PermissionError as reason:
-            raise ArgusError(f"process {pid} may not be looked at", "Run Argus with sudo", EXIT_UNAVAILABLE) from reason
+            raise ArgusError(f"process {pid} cannot be inspected", "Run Argus with sudo", EXIT_UNAVAILABLE) from reason
         except OSError as reason:
             raise ArgusError(f"process {pid} does not exist, or has just ended", "", EXIT_UNAVAILABLE) from reason
         return process

@@ -86,7 +86,7 @@ def check_all() -> list[Feature]:
         except ArgusError as failure:
             state = State(False, failure.message, failure.hint)
         except Exception as reason:  # a check that breaks is a check that says so
-            state = State(False, f"could not be looked at: {type(reason).__name__}: {reason}")
+            state = State(False, f"could not be checked: {type(reason).__name__}: {reason}")
         features.append(Feature(name, state.on, state.detail, state.fix, needed, state.partial))
     return features
 
@@ -109,7 +109,7 @@ def _kernel() -> State:
     release = os.uname().release
     machine = platform.machine()
     if machine not in ("x86_64", "aarch64"):
-        return State(False, f"Linux {release} on {machine}", "Argus knows x86_64 and aarch64")
+        return State(False, f"Linux {release} on {machine}", "Argus supports x86_64 and aarch64")
     if kernel_version() < MINIMUM_KERNEL:
         return State(False, f"Linux {release}", "uprobes with cookies need Linux 5.15")
     if not Path("/sys/bus/event_source/devices/uprobe").is_dir():
@@ -263,7 +263,7 @@ def _cupti() -> State:
     except ArgusError as missing:
         return State(False, missing.message, missing.hint)
     if importlib.util.find_spec("cupti") is None:
-        return State(False, "cupti-python, which knows CUPTI's records, is not installed", "pip install cupti-python")
+        return State(False, "cupti-python, which decodes CUPTI's records, is not installed", "pip install cupti-python")
     version = importlib.metadata.version("cupti-python")
     return State(True, f"GPU times of armed processes (argus run, argus arm); cupti-python {version}, helper {helper}")
 

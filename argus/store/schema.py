@@ -92,7 +92,7 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
     version = max(recorded, default=0)
     if version > newest:
         raise ArgusError(
-            f"the store {store.url} was written by a newer Argus (schema {version}; this one knows {newest})",
+            f"the store {store.url} was written by a newer Argus (schema {version}; this one has {newest})",
             "Upgrade Argus, or name another store with --store",
             EXIT_UNAVAILABLE,
         )
@@ -158,7 +158,7 @@ def init_schema(
         ArgusError: The store cannot be reached or refuses, was written by a newer Argus, or has tables of another form.
     """
     if cluster and store.embedded:
-        raise ArgusError("an embedded store is no cluster", "Name a server: --store clickhouse://…", EXIT_USAGE)
+        raise ArgusError("an embedded store cannot be a cluster", "Name a server: --store clickhouse://…", EXIT_USAGE)
     if store.target.spool is not None:
         raise spool_not_queried(store.target)
     from argus.store.driver import Error

@@ -64,7 +64,9 @@ def place(target: Target) -> Place | None:
     if target.spool is not None or root.lower() in ("off", "none"):
         return None
     if root and not os.path.isabs(root):
-        raise ArgusError(f"ARGUS_SPILL_DIR is '{root}', which is no absolute path", "Or say off", EXIT_USAGE)
+        raise ArgusError(
+            f"ARGUS_SPILL_DIR is '{root}', which is no absolute path", "Write an absolute path, or off", EXIT_USAGE
+        )
     return Place(Path(root or _default_root()) / _name(target), limits.bytes_from("ARGUS_SPILL_MAX", MAX_BYTES))
 
 

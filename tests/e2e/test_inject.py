@@ -164,7 +164,7 @@ def test_a_process_that_ends_meanwhile_leaves_no_files(
         return False
 
     monkeypatch.setattr("argus.cupti.interrupt.Stopped.at_rest", at_rest)
-    with pytest.raises(ArgusError, match=f"process {process.pid} ended while Argus looked at it"):
+    with pytest.raises(ArgusError, match=f"process {process.pid} ended while Argus inspected it"):
         inject.inject(process.pid)
     assert leftovers() == []
 

@@ -90,7 +90,7 @@ def test_a_foreign_process_asks_for_sudo(sleeper: subprocess.Popen[bytes], monke
     output = subprocess.run(
         [sys.executable, "-c", script, str(sleeper.pid)], capture_output=True, text=True, check=True
     ).stdout
-    assert "belongs to root and may not be looked at" in output
+    assert "belongs to root and cannot be inspected" in output
     assert "sudo" in output
 
 

@@ -207,7 +207,7 @@ def test_without_privileges_it_says_sudo(store_url: str) -> None:
             capture_output=True, text=True, check=False, env={**os.environ, "HOME": "/nonexistent"},
         )  # fmt: skip
         assert done.returncode == 3
-        assert "belongs to root and may not be looked at" in done.stderr
+        assert "belongs to root and cannot be inspected" in done.stderr
         assert "sudo" in done.stderr
         assert "Traceback" not in done.stderr
 

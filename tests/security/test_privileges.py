@@ -112,7 +112,7 @@ def test_a_trace_without_root_and_the_rest_of_its_rights(tmp_path: Path) -> None
             cwd=home,
         )
         assert refused.returncode != 0
-        assert "may not be looked at" in refused.stdout + refused.stderr
+        assert "cannot be inspected" in refused.stdout + refused.stderr
 
 
 @pytest.mark.kernel

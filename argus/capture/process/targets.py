@@ -322,7 +322,7 @@ def _absent(pid: int) -> ArgusError:
 
 
 def _vanished(pid: int) -> ArgusError:
-    return ArgusError(f"process {pid} ended while Argus looked at it", "", EXIT_UNAVAILABLE)
+    return ArgusError(f"process {pid} ended while Argus inspected it", "", EXIT_UNAVAILABLE)
 
 
 def _forbidden(pid: int) -> ArgusError:
@@ -333,12 +333,12 @@ def _forbidden(pid: int) -> ArgusError:
         owner = "another user"
     if os.geteuid() == 0:
         return ArgusError(
-            f"not even root may look at process {pid} here",
+            f"not even root may inspect process {pid} here",
             "A security module or the container forbids it",
             EXIT_UNAVAILABLE,
         )
     return ArgusError(
-        f"process {pid} belongs to {owner} and may not be looked at", "Run Argus with sudo", EXIT_UNAVAILABLE
+        f"process {pid} belongs to {owner} and cannot be inspected", "Run Argus with sudo", EXIT_UNAVAILABLE
     )
 
 

@@ -68,7 +68,7 @@ def test_rows_go_through_tls(ports: dict[str, int], folder: Path, options: str) 
         ("tls", "secure=true&ca_cert=FOLDER/theirs.pem", "not of the authority in FOLDER/theirs.pem", "ca_cert="),
         ("expired", "secure=true&ca_cert=FOLDER/ours.pem", "certificate has expired", "Renew it"),
         ("elsewhere", "secure=true&ca_cert=FOLDER/ours.pem", "certificate is for another name", "as the certificate"),
-        ("plain", "secure=true&ca_cert=FOLDER/ours.pem", "a port that speaks plain HTTP; secure=false", "See whether"),
+        ("plain", "secure=true&ca_cert=FOLDER/ours.pem", "a port that serves plain HTTP; secure=false", "See whether"),
         ("tls", "secure=false", "it ended the connection without an answer", "secure=true"),
         ("tls", "secure=true&ca_cert=/none.pem", "cannot read ca_cert '/none.pem': No such file", "store URL"),
         ("tls", "secure=true&ca_cert=FOLDER/junk.pem", "holds no certificate in PEM form", "store URL"),
