@@ -41,7 +41,7 @@ from .options import Pids, all_pids
     type=click.Choice(["env", "json", "k8s"]),
     default="env",
     show_default=True,
-    help="How the setting is printed: for a shell, a program, a pod. json also for --status.",
+    help="Print the setting for a shell, a program or a pod; json also with --status.",
 )
 def command(
     python: str | None,
@@ -51,10 +51,10 @@ def command(
     pids: tuple[tuple[int, ...], ...],
     output_format: str,
 ) -> int:
-    """Arm programs: when they start to use the GPU, CUDA loads Argus's helper into them, asleep.
+    """Arm programs, so that their GPU times can be traced: CUDA loads Argus's helper when they start to use the GPU.
 
-    An armed process pays for one mapping and one sleeping thread. `argus trace` wakes the helper when it wants GPU
-    times, and puts it to sleep again when it leaves.
+    In an armed process the helper is one mapping and one sleeping thread. `argus trace` wakes it to record GPU times,
+    and lets it sleep again when the trace ends.
 
     \b
       eval "$(argus arm)"                    this shell, and all it starts
@@ -68,7 +68,7 @@ def command(
     if pids and not status:
         raise ArgusError("--pid needs --status", "", EXIT_USAGE)
     if sum((python is not None, copy_folder is not None, status)) > 1:
-        raise ArgusError("--python, --copy-to and --status do not go together", "", EXIT_USAGE)
+        raise ArgusError("--python, --copy-to and --status cannot be combined", "", EXIT_USAGE)
     if status:
         return _status(all_pids(pids), output_format)
     if python is not None:

@@ -52,7 +52,7 @@ def steps_of(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @click.option("--steps", "--step", "steps", metavar="A:B", callback=steps_of, help="Only steps A to B; A:, :B, or one.")
 @since_option
 @last_option
-@click.option("--follow", "following", is_flag=True, help="Judge it again and again, and print what changes.")
+@click.option("--follow", "following", is_flag=True, help="Diagnose repeatedly while the job runs, and print changes.")
 @click.option(
     "--interval",
     "interval_s",
@@ -67,8 +67,8 @@ def steps_of(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     type=NumberRange(0, 1, min_open=True, max_open=True),
     default=THRESHOLD,
     show_default=True,
-    help="Lost share of the step time that counts. What nobody waits for yet (a slow GPU in a pipeline, a slow link "
-    "behind other work) is reported from less on.",
+    help="Least share of the step time that a fault must cost to be reported. Faults that cost no time yet (a slow GPU "
+    "in a pipeline, a slow link behind other work) have lower limits of their own.",
 )
 @click.option(
     "--hang-after",
@@ -76,11 +76,11 @@ def steps_of(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     default=HANG_S,
     show_default=True,
     metavar="SPAN",
-    help="Silence after the last step that counts as a hang.",
+    help="Time without any call after which a job is reported as hung.",
 )
 @format_option(("text", "json"))
 @store_option
-@click.option("--no-store", is_flag=True, help="Store neither the verdict nor how hosts go together.")
+@click.option("--no-store", is_flag=True, help="Store neither the verdict nor the alignment of hosts.")
 @click.option(
     "--sql", "with_sql", is_flag=True, help="Print every query behind the findings, to paste into `argus sql`."
 )
@@ -117,14 +117,14 @@ def command(
       argus diagnose --job llama --steps 500:
       argus diagnose --last 10m               its last ten minutes
       argus diagnose --rank 3,8-15            what is found about these ranks
-      argus diagnose --follow                 while it runs: what changes, until the trace ends
+      argus diagnose --follow                 while the job runs: print changes until the trace ends
       argus diagnose -v                       with all of the evidence
       argus diagnose --sql                    with the queries behind it
       argus diagnose --format json | jq '.findings[0]'
       argus diagnose --exit-code || alert     for scripts
     """
     if following and steps != (None, None):
-        raise ArgusError("--follow goes not with --steps", "Use --since, or leave out --follow", EXIT_USAGE)
+        raise ArgusError("--follow and --steps cannot be combined", "Use --since, or leave out --follow", EXIT_USAGE)
     if since is not None and last is not None:
         raise ArgusError("--last is --since with a span", "Give one of them", EXIT_USAGE)
     since = last if since is None else since

@@ -29,7 +29,7 @@ FRAMES_SHOWN = 40
 
 
 @click.command()
-@pid_options("Process to look at")
+@pid_options("Process to inspect")
 @click.option("--all-gpu", is_flag=True, help="Every process that maps libcuda now.")
 @click.option(
     "--name",
@@ -38,7 +38,7 @@ FRAMES_SHOWN = 40
     help="Every program whose command line contains TEXT; with --all-gpu only those that map libcuda.",
 )
 @click.option("--children", is_flag=True, help="Also everything that was forked by them: give the launcher's PID.")
-@click.option("--each", is_flag=True, help="Each thread, also where several ranks are in the same place.")
+@click.option("--each", is_flag=True, help="Print each thread, also where several ranks have the same stack.")
 @format_option()
 def command(
     given_pids: tuple[tuple[int, ...], ...],
@@ -51,12 +51,12 @@ def command(
 ) -> int:
     """Show what every thread does at this instant: its stack, and what it waits for.
 
-    No thread is stopped. One that waits is read from outside, and read again if it ran meanwhile; one that runs is
-    sampled in the kernel. With several processes, threads in the same place are shown once, with their ranks: the odd
-    one out of a job that hangs is seen at a glance.
+    No thread is stopped. A waiting thread's stack is read from outside, and read again if it ran meanwhile; a running
+    thread is sampled in the kernel. With several processes, threads with the same stack are printed once, with their
+    ranks, so that in a job that hangs the rank that differs stands out.
 
     \b
-      sudo argus dump                        lists what there is, and asks
+      sudo argus dump                        lists processes, and asks which
       sudo argus dump 4821
       sudo argus dump --all-gpu
       sudo argus dump --children $(pgrep -o torchrun) --format json

@@ -1,4 +1,4 @@
-"""``argus flag``: keeps the raw GPU operations of a moment."""
+"""``argus flag``: keeps every GPU operation of a time span."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ SELECT (SELECT count() FROM kernel_summaries WHERE job = {job:String} AND run = 
 
 @click.command()
 @selection_options
-@click.option("--next", "following", metavar="SPAN", help="The next 10s, 1m of it.")
-@click.option("--why", metavar="TEXT", default="by hand", show_default=True, help="What for: kept with the rows.")
+@click.option("--next", "following", metavar="SPAN", help="The next 10s, 1m of the run.")
+@click.option("--why", metavar="TEXT", default="by hand", show_default=True, help="The reason, stored with the rows.")
 @store_option
 def command(following: str | None, why: str, store_url: str | None, **choice: Any) -> None:
-    """Keep every GPU operation of a moment.
+    """Keep every GPU operation of a time span.
 
-    Where a job runs more kernels than the store takes one by one, `argus trace` keeps some steps', and sums up all. Of
-    a moment that is flagged it stores every one, as far back as its memory reaches (seconds of a large job), on all
-    hosts. Diagnosis does this by itself; so does the tracer, for steps that are suddenly slow.
+    Of a job with more kernels than are stored one by one, `argus trace` stores those of some steps, and summaries of
+    all. Within a flagged span it stores every one, on all hosts, as far back as it holds them in memory (seconds of a
+    large job). Diagnosis flags spans by itself; so does the tracer, for steps that are suddenly slow.
 
     \b
       argus flag --last 5s                    what just happened
@@ -49,7 +49,7 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
     if choice["threads"]:
         raise ArgusError("--thread does not apply to GPU operations", "Leave it out", EXIT_USAGE)
     if following and (choice["last"] or choice["steps"] or choice["since"] or choice["until"]):
-        raise ArgusError("--next goes with no other time", "Give one of them", EXIT_USAGE)
+        raise ArgusError("--next cannot be combined with another time", "Give one of them", EXIT_USAGE)
     with open_store(store_url, create=False) as store:
         shown = make_selection(store, **choice)
         now = time.time_ns()
@@ -64,10 +64,10 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
             begin_ns, end_ns = shown.from_ns, shown.to_ns if shown.to_ns is not None else now
         else:
             raise ArgusError(
-                "which moment?", "Give --last 5s, --next 10s, --steps 812, or --since and --until", EXIT_USAGE
+                "no time span is given", "Give --last 5s, --next 10s, --steps 812, or --since and --until", EXIT_USAGE
             )
         if begin_ns >= end_ns:
-            raise ArgusError("the moment ends before it begins", "", EXIT_USAGE)
+            raise ArgusError("the time span ends before it begins", "", EXIT_USAGE)
         timed = query_columns(store, _TIMED, {"job": shown.job, "run": shown.run})
         flag(store, shown.job, shown.run, Flag(begin_ns, end_ns, shown.ranks, why))
     seconds = (end_ns - begin_ns) / 1e9

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from argus.health.report import NodeReport
 
 _CARRIED = ("ARGUS_STORE_PASSWORD_FILE", "ARGUS_SPILL_DIR", "ARGUS_SPILL_MAX")
-"""What the entry of cron has of the environment of whoever installs it."""
+"""Variables that cron's entry takes over from the environment of the user who installs it."""
 
 config_option = click.option(
     "--config",
@@ -39,7 +39,7 @@ config_option = click.option(
 
 
 class _Exits(SuggestingGroup):
-    """Nagios takes exit code 1 for a warning and 2 for a critical node: what fails here is neither, so it is 3."""
+    """Failures of ``argus health`` itself end with exit code 3: for Nagios 1 is a warning and 2 a critical node."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with _unknown():
@@ -112,7 +112,7 @@ def command(
     """Check this node: GPUs, network, CPUs, memory, disks.
 
     Exit codes are those of Nagios: 0 ok, 1 warning, 2 critical, 3 unknown. Each check runs in a process of its own
-    with a time limit; two runs never overlap. No root is needed; what needs it is reported as unknown.
+    with a time limit; two runs never overlap. No root is needed; checks that need it report unknown without it.
 
     \b
       argus health                    one line
@@ -163,9 +163,9 @@ def command(
 @format_option()
 @store_option
 def report(everything: bool, days: int, config_file: Path | None, output_format: str, store_url: str | None) -> int:
-    """Rank nodes to be drained, with reasons, from the history of all.
+    """Rank nodes to be drained, with reasons, from the history of all nodes.
 
-    Exit codes: 0 no node to be drained, 2 some, 3 nothing is known.
+    Exit codes: 0 no node to be drained, 2 one or more, 3 there is no history.
 
     \b
       argus health report --store clickhouse://argus@db/argus
@@ -225,8 +225,8 @@ def install_cron(
 ) -> None:
     """Run argus health every 5 minutes from now on.
 
-    A password for the store does not belong there: name its file. ARGUS_STORE_PASSWORD_FILE, ARGUS_SPILL_DIR and
-    ARGUS_SPILL_MAX are written there as this command finds them.
+    No password of the store is written to the entry: put it in a file. ARGUS_STORE_PASSWORD_FILE, ARGUS_SPILL_DIR and
+    ARGUS_SPILL_MAX are written as they are set for this command.
 
     \b
       sudo argus health install-cron --store clickhouse://argus@db/argus

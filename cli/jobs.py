@@ -67,10 +67,10 @@ def command(
 ) -> None:
     """List what has been traced: every run of every job, the newest first.
 
-    Ranks are those seen, of how many the launcher speaks of. A step is the median over ranks and steps. The verdict is
-    the newest that argus diagnose, or a trace, has stored. A + after the time: the trace goes on, or was cut off. Mesh:
-    ranks of a communicator of each dimension, or data x pipeline x tensor parallel where a recording has that. Runs
-    with the same environment ran on and with the same.
+    Ranks: how many were traced, of the launcher's world size. Step: median duration over ranks and steps. Verdict: the
+    newest one stored by argus diagnose or by the trace. A + after the time: the trace still runs, or was cut off. Mesh:
+    ranks of a communicator of each dimension, or data x pipeline x tensor parallel where a recording has that.
+    Environment: runs with the same one had the same hardware, software and settings.
 
     \b
       argus jobs

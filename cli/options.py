@@ -174,7 +174,7 @@ peak_tflops_option = click.option(
     type=NumberRange(min=0),
     default=0.0,
     metavar="TFLOPS",
-    help="What a GPU can do at most in a second, such as 989 for bf16 on an H100: shares of it are reported.",
+    help="Peak of a GPU, such as 989 for bf16 on an H100: FLOP/s are also reported as a share of it.",
 )
 """``--step-flops``, ``--peak-tflops``: the former with the latter (``flops``)."""
 
@@ -195,15 +195,15 @@ raw_option = click.option(
     type=click.Choice(RAW_MODES),
     default="auto",
     show_default=True,
-    help="Which GPU operations are stored one by one, besides summaries of all: auto, all of a small job, of a large "
-    "one some steps' and what is flagged (`argus flag`); all; flagged, only that.",
+    help="GPU operations that are stored one by one, besides summaries of all. auto: all of a small job; of a large "
+    "job those of some steps, and of flagged time spans (`argus flag`). all: all. flagged: only flagged ones.",
 )
 host_option = click.option(
     "--host",
     type=new_host_name,
     default="",
     metavar="NAME",
-    help="Name of this node, where several have the same (or ARGUS_HOST): their rows would be taken for one node's.",
+    help="Name of this node (or ARGUS_HOST). Needed where nodes share a name: their rows could not be distinguished.",
 )
 redact_option = click.option(
     "--redact",
@@ -218,7 +218,7 @@ raw_rate_option = click.option(
     default=RAW_ROWS_S,
     show_default=True,
     metavar="ROWS",
-    help="How many a second, for auto.",
+    help="With --raw auto: the most per second.",
 )
 """``--raw``, ``--raw-rate``."""
 
@@ -227,8 +227,8 @@ rate_option = click.option(
     "rate_hz",
     type=click.IntRange(1, 10_000),
     metavar="HZ",
-    help=f"Samples of stacks a second and CPU. Default: {DEFAULT_RATE_HZ}, and {RAISED_RATE_HZ} while something is the "
-    "matter with the job.",
+    help=f"Stack samples per second and CPU. Default: {DEFAULT_RATE_HZ}, and {RAISED_RATE_HZ} while the job "
+    "has findings.",
 )
 """``--rate HZ``, passed as ``rate_hz``."""
 
@@ -252,7 +252,7 @@ max_overhead_option = click.option(
     default=100 * DEFAULT_BUDGET,
     show_default=True,
     metavar="PERCENT",
-    help="What observing may cost the job, of its time: above that, less is observed, step by step, and reported.",
+    help="Most of the job's time that observing it may cost: above that, Argus observes less, and reports what.",
 )
 """``--max-overhead PERCENT``."""
 

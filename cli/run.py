@@ -59,7 +59,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
     help="Name of the job. Default: from the launcher's environment.",
 )
 @click.option("--run", "run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
-@click.option("--log", metavar="FILE", help="Argus's own lines go to this file, not to standard error.")
+@click.option("--log", metavar="FILE", help="Write Argus's own lines to this file instead of standard error.")
 @click.option(
     "--account",
     "account_file",
@@ -100,9 +100,9 @@ def command(
 ) -> int:
     """Run a command and trace it: its GPU times, launches, copies, waits and collectives.
 
-    The command waits until the probes are there and then runs as it would without Argus: same input, output, signals
-    and exit code. Every process that comes of it is followed, so it may be a launcher (torchrun, mpirun, a script). If
-    Argus cannot trace, it reports that in one line and the command runs all the same, unless --strict.
+    The command waits until the probes are attached, and then runs as it would without Argus: same input, output,
+    signals and exit code. Every process that it starts is followed, so it may be a launcher (torchrun, mpirun, a
+    script). If Argus cannot trace, it reports that in one line, and the command runs untraced, unless --strict.
 
     Under sudo the command runs as root, as with any sudo; --user gives it another user.
 

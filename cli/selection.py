@@ -30,7 +30,7 @@ run_option = click.option(
     "--run",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Its session (`argus jobs` lists them). Default: the newest.",
+    help="Number of the run (`argus jobs` lists them). Default: the newest.",
 )
 ranks_option = click.option(
     "--rank",
@@ -44,7 +44,7 @@ since_option = click.option(
     "--from",
     "since",
     metavar="WHEN",
-    help="From then on: 30s before the end of the run, 2026-05-01T12:00:30 (UTC), or Unix time.",
+    help="Begin of the span: 30s (before the run's end), 2026-05-01T12:00:30 (UTC), or Unix time.",
 )
 last_option = click.option("--last", metavar="SPAN", help="The last 30s, 5m, 2h of the run; as --since SPAN.")
 """``--job --run --rank --since --last``: the same in every verb that reads the store."""
@@ -66,7 +66,13 @@ def selection_options(command: Command) -> Command:
             ),
             click.option("--steps", "--step", "steps", metavar="A:B", help="Steps A to B; A:, :B, or one."),
             since_option,
-            click.option("--until", "--to", "until", metavar="TIME", help="Before then."),
+            click.option(
+                "--until",
+                "--to",
+                "until",
+                metavar="TIME",
+                help="End of the span: 2026-05-01T12:01:30 (UTC), or Unix time.",
+            ),
             last_option,
         )
     ):
@@ -161,9 +167,9 @@ def parse_when(steps: str | None, since: str | None, until: str | None, last: st
         ArgusError: They make no sense together.
     """
     if last and (since or steps):
-        raise ArgusError("--last goes neither with --since nor with --steps", "Give one of them", EXIT_USAGE)
+        raise ArgusError("--last cannot be combined with --since or --steps", "Give one of them", EXIT_USAGE)
     if steps and (since or until):
-        raise ArgusError("--steps goes neither with --since nor with --until", "Give one of them", EXIT_USAGE)
+        raise ArgusError("--steps cannot be combined with --since or --until", "Give one of them", EXIT_USAGE)
     last_ns, from_ns = parse_since(since) if since else (None, None)
     return {
         "steps": parse_steps(steps) if steps else None,
@@ -205,7 +211,7 @@ def compared_with(store: Store, shown: Selection, parts: tuple[str, ...]) -> Sel
             raise ArgusError(f"'{part}' does not name what to compare with", _DIFF_HINT, EXIT_USAGE)
         if key == "rank" and value == "others":
             if not shown.ranks:
-                raise ArgusError("--diff rank=others needs --rank: whose others?", _DIFF_HINT, EXIT_USAGE)
+                raise ArgusError("--diff rank=others needs --rank", _DIFF_HINT, EXIT_USAGE)
             base = replace(base, other_ranks=True)
         elif key == "rank":
             ranks.append(value)

@@ -67,13 +67,17 @@ from .options import NumberRange, format_option, new_job_name, store_option
     metavar="FACT=VALUE",
     help="What all ranks ran on and with, such as torch.version=2.9 or env.NCCL_ALGO=Ring; repeat it for several.",
 )
-@click.option("--layout", is_flag=True, help="Also store how the job is split, which no trace knows.")
-@click.option("--one-clock", is_flag=True, help="All hosts have the same clock. Else each has its own, ms apart.")
+@click.option("--layout", is_flag=True, help="Also store the parallel layout, which a real trace does not contain.")
+@click.option("--one-clock", is_flag=True, help="Give all hosts the same clock. Otherwise their clocks are ms apart.")
 @click.option(
     "--job", type=new_job_name, default="simulated", show_default=True, metavar="NAME", help="The job's name."
 )
 @click.option(
-    "--truth", "truth_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what is true there."
+    "--truth",
+    "truth_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the faults that were simulated, and who has them, to this file.",
 )
 @format_option()
 @store_option

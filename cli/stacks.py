@@ -1,4 +1,4 @@
-"""``argus stacks``: which ranks are in the same place, and who is not."""
+"""``argus stacks``: groups ranks by their stacks, and marks those that differ."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ it."""
 @format_option()
 @store_option
 def command(at: str | None, most: int, output_format: str, store_url: str | None, **choice: Any) -> None:
-    """Show which ranks are in the same place, and who is not: the view of a job that hangs.
+    """Group ranks by their stacks, and mark those that differ: the first thing to look at when a job hangs.
 
-    For each kind of thread, main threads first, ranks with the same stack are one group; a rank that is elsewhere while
-    most are in one place is marked. Stacks are shown with the place where the thread is first.
+    For each kind of thread, main threads first, ranks with the same stack are one group; a rank whose stack differs
+    from that of most ranks is marked. Stacks are printed with the innermost frame first.
 
     \b
       argus stacks                       at the end of the job traced last, or now
@@ -48,7 +48,9 @@ def command(at: str | None, most: int, output_format: str, store_url: str | None
       argus stacks --format json | jq '.roles[0].groups[] | select(.odd)'
     """
     if at and (choice["since"] or choice["until"] or choice["last"] or choice["steps"]):
-        raise ArgusError("--at goes with none of --since, --until, --last and --steps", "Give one of them", EXIT_USAGE)
+        raise ArgusError(
+            "--at cannot be combined with --since, --until, --last or --steps", "Give one of them", EXIT_USAGE
+        )
     with open_store(store_url, create=False) as store:
         selection = replace(make_selection(store, **choice), kind="all")
         if at:

@@ -59,7 +59,7 @@ def init(store_url: str | None, ttl: str | None, raw_ttl: str | None, cluster: s
     """
     with open_store(store_url) as store:
         if no_replicas and not cluster:
-            raise ArgusError("--no-replicas is about a cluster's tables", "Add --cluster NAME", EXIT_USAGE)
+            raise ArgusError("--no-replicas needs --cluster", "Add --cluster NAME", EXIT_USAGE)
         state = init_schema(store, ttl=ttl, raw_ttl=raw_ttl, cluster=cluster, replicas=not no_replicas)
         click.echo(f"{store.url}: schema {state.version} is in place")
         for name in state.changed:
@@ -73,8 +73,8 @@ def init(store_url: str | None, ttl: str | None, raw_ttl: str | None, cluster: s
 def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
     """Load a spool: the files that a trace with --store spool:///DIR wrote.
 
-    Without DIR: what traces have left on disk because the store was away, and no trace has stored since. Loading twice
-    stores once, so a load that was cut short is simply run again.
+    Without DIR: load the rows that traces wrote to disk because the store was away, and that are not stored yet. Rows
+    that are loaded twice are stored once, so a load that was cut short can be run again.
 
     \b
       argus trace --pid 4821 --store spool:///var/spool/llama   where there is no store
@@ -120,7 +120,7 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
 def rm(job: str, run: int | None, yes: bool, store_url: str | None) -> None:
     """Remove a job: all its rows in all tables, verdicts included. Other jobs are not touched.
 
-    Rows that wait on disk for the store (argus store status shows them) are stored later all the same.
+    Rows of the job that still wait on disk for the store (argus store status shows them) are stored later even so.
 
     \b
       argus store rm llama

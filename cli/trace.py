@@ -57,8 +57,10 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     help="Trace every program whose command line contains TEXT; with --all-gpu only those that map libcuda.",
 )
 @click.option("--children", is_flag=True, help="Follow forks and execs: give the launcher's PID (torchrun, mpirun).")
-@click.option("--duration", type=Span(), metavar="SPAN", help="End by itself after 30s, 5m, 2h.")
-@click.option("--steps", callback=_steps, metavar=":N", help="End once every rank has N steps: :200, or 200.")
+@click.option("--duration", type=Span(), metavar="SPAN", help="End the trace after 30s, 5m, 2h.")
+@click.option(
+    "--steps", callback=_steps, metavar=":N", help="End the trace once every rank has made N steps: :200, or 200."
+)
 @click.option("--run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
 @click.option(
     "--job",
@@ -67,7 +69,13 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     help="Name of the job. Default: from the launcher's environment.",
 )
 @click.option("--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs 2 µs each.")
-@click.option("--buffer-mb", type=click.IntRange(1, 1024), default=16, show_default=True, help="Ring of CUDA calls.")
+@click.option(
+    "--buffer-mb",
+    type=click.IntRange(1, 1024),
+    default=16,
+    show_default=True,
+    help="Size of the ring buffer for CUDA calls.",
+)
 @click.option(
     "--cupti",
     type=click.Choice(["auto", "off", "inject"]),
@@ -83,7 +91,12 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     show_default=True,
     help="Match kernels with the calls that launched them.",
 )
-@click.option("--stacks/--no-stacks", default=True, show_default=True, help="Sample what threads do and wait for.")
+@click.option(
+    "--stacks/--no-stacks",
+    default=True,
+    show_default=True,
+    help="Sample the stacks of threads, on the CPU and waiting.",
+)
 @rate_option
 @click.option(
     "--off-cpu-ms",
@@ -91,7 +104,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     default=DEFAULT_OFF_CPU_NS / 1e6,
     show_default=True,
     metavar="MS",
-    help="Record time off the CPU from so much on, with its stack and reason; 0: not at all.",
+    help="Record waits off the CPU of this length or longer, with stack and reason; 0: none.",
 )
 @raw_option
 @raw_rate_option
@@ -101,7 +114,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @host_option
 @redact_option
 @diagnose_option
-@click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
+@click.option("--plain", is_flag=True, help="Print plain lines, also on a terminal.")
 @store_option
 def command(
     given_pids: tuple[tuple[int, ...], ...],
@@ -136,13 +149,13 @@ def command(
     """Trace running processes: kernel launches, copies, waits, collectives, and what their threads do.
 
     The processes are neither stopped nor changed: eBPF probes on libcuda, libcudart and libnccl report their calls, and
-    vanish with Argus, even if it is killed. Rows go to the store while the trace runs.
+    are removed with Argus, even if it is killed. Rows go to the store while the trace runs.
 
-    Kernels, copies and fills are timed on the GPU in processes that are armed (`argus run`, `argus arm`); others are
-    traced without, and Argus reports that.
+    Kernels, copies and fills are timed on the GPU in processes that are armed (`argus run`, `argus arm`). Others are
+    traced without GPU times, which Argus reports.
 
-    The stacks of their threads, Python and native, are sampled in the kernel, and time off the CPU is recorded with its
-    reason: a program on CPUs alone is a target, too.
+    The stacks of all threads, Python and native, are sampled in the kernel, and time off the CPU is recorded with its
+    reason, so that programs that use no GPU can be traced, too.
 
     Cost to the target: about 1 to 3 µs for each traced call (`scripts/bench probe`).
 

@@ -181,8 +181,8 @@ def test_what_became_slower(argus: Run) -> None:
         (["svg", "--step", "a"], 2, "'a' names no steps"),
         (["svg", "--last", "soon"], 2, "'soon' is no span of time"),
         (["svg", "--from", "noon"], 2, "'noon' is no time"),
-        (["svg", "--last", "1s", "--step", "1"], 2, "--last goes neither with --since"),
-        (["svg", "--from", "1700000000", "--step", "1"], 2, "--steps goes neither"),
+        (["svg", "--last", "1s", "--step", "1"], 2, "--last cannot be combined with --since"),
+        (["svg", "--from", "1700000000", "--step", "1"], 2, "--steps cannot be combined"),
         (["svg", "--job", "llama", "--diff", "rank=others"], 2, "needs --rank"),
         (["svg", "--job", "llama", "--diff", "colour=red"], 2, "does not name what to compare with"),
         (["svg", "--job", "llama", "--diff", "step="], 2, "does not name what to compare with"),
@@ -295,7 +295,7 @@ def test_a_rank_that_is_silent_is_not_left_out(argus: Run) -> None:
         (["--job", "llama", "--rank", "9"], 3, "no stacks of job 'llama' found"),
         (["--job", "llama", "--at", "1600000000"], 3, "It has samples of ranks 0-3"),
         (["--job", "empty"], 3, "no stacks at all"),
-        (["--at", "1600000000", "--last", "1s"], 2, "--at goes with none"),
+        (["--at", "1600000000", "--last", "1s"], 2, "--at cannot be combined"),
     ],
 )
 def test_stacks_that_are_not_there(argus: Run, arguments: list[str], code: int, words: str) -> None:
