@@ -103,7 +103,8 @@ GROUP BY job, run
 _DIMENSIONS = """
 SELECT job, run, parallel_groups.dimension AS dimension,
        greatest(max(nranks), toInt32(max(length(ranks)))) AS size
-FROM parallel_groups FINAL WHERE dimension IN {dimensions:Array(String)} GROUP BY job, run, dimension HAVING size > 1
+FROM parallel_groups FINAL WHERE dimension IN {dimensions:Array(String)}
+GROUP BY job, run, dimension HAVING size > 1
 """
 DIMENSIONS = ("dp", "fsdp", "pp", "tp", "cp", "ep")
 """Of a mesh, as they are listed. Other communicators (``world``, ``unknown``) are no dimension of it."""
