@@ -269,10 +269,11 @@ def test_the_mesh_of_a_trace_is_that_of_its_communicators(store: Store) -> None:
             "parallel_groups",
             {
                 "job": "llama", "run": 7, "host": ["n", "n", "m", "n", "m", "n", "n"],
-                "comm_group": np.array([1, 2, 3, 4, 4, 5, 6], np.uint64), "dimension": list(names),
+                "comm_group": np.array([1, 2, 3, 4, 4, 5, 6], np.uint64),
+                "dimension": list(names),
                 "ranks": [[0, 1], [0, 1], [2, 3], [0, 1], [2, 3], [0], [0]],
-                "nranks": np.array([32, 2, 2, 16, 16, -1, -1], np.int32), "confidence": 0.9, "why": "test", "version": 1,
-                "superseded": 0,
+                "nranks": np.array([32, 2, 2, 16, 16, -1, -1], np.int32), "confidence": 0.9, "why": "test",
+                "version": 1, "superseded": 0,
             },
         )  # fmt: skip
         assert writer.flush(20), writer.last_error
