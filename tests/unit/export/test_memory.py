@@ -43,5 +43,5 @@ print(peak_mb() - before)
 
 def test_arrows_hold_few_bytes_of_each_launch() -> None:
     """Two million of them: 16 MB as calls, as many as kernels, and what lining them up takes."""
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert float(ran.stdout) < 100
