@@ -74,7 +74,7 @@ class Member:
 
 
 _WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 for call in CALLS], np.uint8)
-"""What each probed call does, ``semantics.gpu_phases.What``; 0: no collective of NCCL."""
+"""What each probed call does, ``semantics.phases.gpu.What``; 0: no collective of NCCL."""
 _COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
 """By number: whether a call is a collective."""
 
@@ -190,7 +190,7 @@ class Job:
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
 
     def feed_marks(self, member: Member, marks: NDArray[np.void]) -> None:
-        """Takes a rank's marks (``semantics.phases.MARK`` rows), for its steps and phases."""
+        """Takes a rank's marks (``semantics.phases.cpu.MARK`` rows), for its steps and phases."""
         if self.sampled:
             self.sampled.feed(member.rank, marks)
         if self.thin_since and self._thinned_by != "calls":

@@ -18,7 +18,7 @@ from argus.model.records import (
 
 
 class PythonName(Protocol):
-    """A Python frame with its names (``capture.code.PythonFrame``)."""
+    """A Python frame with its names (``capture.python.code.PythonFrame``)."""
 
     @property
     def function(self) -> str: ...
@@ -29,7 +29,7 @@ class PythonName(Protocol):
 
 
 class NativeName(Protocol):
-    """A native frame with its names (``capture.symbols.NativeFrame``)."""
+    """A native frame with its names (``capture.process.symbols.NativeFrame``)."""
 
     @property
     def function(self) -> str: ...

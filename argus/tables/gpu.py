@@ -170,7 +170,7 @@ def gpu_host_events(
 
 
 def gpu_steps(steps: NDArray[np.void], origin: Origin, rank: int, pid: int) -> pa.Table:
-    """Rows of the table ``gpu_steps``. ``steps``: ``semantics.gpu.STEP_USAGE`` of one process."""
+    """Rows of the table ``gpu_steps``. ``steps``: ``semantics.gpu.usage.STEP_USAGE`` of one process."""
     void = steps["idle_ns"] / np.maximum(steps["duration_ns"], 1)
     return gpu_usage(steps, origin, rank, pid).append_column("void_share", pa.array(void.astype(np.float32)))
 
@@ -178,7 +178,7 @@ def gpu_steps(steps: NDArray[np.void], origin: Origin, rank: int, pid: int) -> p
 def gpu_phases(
     phases: NDArray[np.void], origin: Origin, rank: int, pid: int, words: Sequence[str], methods: Sequence[str]
 ) -> pa.Table:
-    """Rows of the table ``gpu_phases``. ``phases``: ``semantics.gpu_phases.GPU_PHASE`` of one process; ``words``,
+    """Rows of the table ``gpu_phases``. ``phases``: ``semantics.phases.gpu.GPU_PHASE`` of one process; ``words``,
     ``methods``: what its codes are called."""
     same = ("device", "step", "duration_ns", "overlapped_ns", "operations", "confidence")
     return pa.table(
@@ -195,7 +195,7 @@ def gpu_phases(
 def gpu_collectives(
     collectives: NDArray[np.void], origin: Origin, rank: int, pid: int, words: Sequence[str]
 ) -> pa.Table:
-    """Rows of the table ``gpu_collectives``. ``collectives``: ``semantics.gpu_phases.GPU_COLLECTIVE`` of one process;
+    """Rows of the table ``gpu_collectives``. ``collectives``: ``semantics.phases.gpu.GPU_COLLECTIVE`` of one process;
     ``words``: what its codes are called."""
     same = ("device", "step", "comm", "peer", "calls", "bytes", "duration_ns", "shortest_ns")
     distinct = list(dict.fromkeys(words))
@@ -211,7 +211,7 @@ def gpu_collectives(
 
 
 def gpu_usage(windows: NDArray[np.void], origin: Origin, rank: int, pid: int) -> pa.Table:
-    """Rows of the table ``gpu_usage``. ``windows``: ``semantics.gpu.USAGE`` of one process."""
+    """Rows of the table ``gpu_usage``. ``windows``: ``semantics.gpu.usage.USAGE`` of one process."""
     fields = [name for name in windows.dtype.names or () if name != "start_ns"]
     return pa.table(
         {

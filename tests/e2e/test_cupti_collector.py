@@ -259,7 +259,7 @@ def test_the_whole_course(process: Process) -> None:
 
 
 class Memory:
-    """Texts of a process by where they lie, as ``cupti.Texts`` reads them."""
+    """Texts of a process by where they lie, as ``capture.process.cupti.Texts`` reads them."""
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}

@@ -54,7 +54,7 @@ class CuptiProgram:
         )
 
     def kinds(self, ops: NDArray[np.void], words: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """What operations are, ``semantics.gpu_phases.What``. ``words``: their names."""
+        """What operations are, ``semantics.phases.gpu.What``. ``words``: their names."""
         fresh = [what_of(word) for word in self.names.words[len(self._kinds) :]]
         self._kinds = np.concatenate([self._kinds, np.array(fresh, np.uint8)])
         return kinds_of(ops, self._kinds[words])

@@ -210,7 +210,7 @@ class GpuSide(Side):
     # ---- what
 
     def feed_steps(self, job: Job, steps: NDArray[np.void]) -> None:
-        """Gets a job's steps: rows of ``semantics.steps.ITERATION``."""
+        """Gets a job's steps: rows of ``semantics.steps.by_calls.ITERATION``."""
         # A rank's first steps may come with the calls that it became a rank by.
         self._look([job], (), time.monotonic())
         for process in self._processes:
@@ -218,7 +218,7 @@ class GpuSide(Side):
                 process.steps.feed_steps(steps[steps["rank"] == process.member.rank])
 
     def feed_segments(self, job: Job, rank: int, segments: NDArray[np.void]) -> None:
-        """Gets what a rank's training thread did: ``semantics.phases.SEGMENT``."""
+        """Gets what a rank's training thread did: ``semantics.phases.cpu.SEGMENT``."""
         self._look([job], (), time.monotonic())
         for process in self._processes:
             if process.job is not job or process.member is None or not process.may_have:

@@ -254,7 +254,7 @@ class GpuSteps:
         return steps
 
     def feed_steps(self, steps: NDArray[np.void]) -> None:
-        """Takes the rank's steps: rows of ``semantics.steps.ITERATION``, in order of time."""
+        """Takes the rank's steps: rows of ``semantics.steps.by_calls.ITERATION``, in order of time."""
         columns = (steps[name].tolist() for name in ("ts_ns", "duration_ns", "step"))
         self._steps += [(ts, ts + duration, step) for ts, duration, step in zip(*columns, strict=True)]
 

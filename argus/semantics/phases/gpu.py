@@ -367,7 +367,7 @@ class GpuPhases:
 
         Args:
             ops: Operations of one device, in order of launch, those before and after the windows included, for they
-                show what kernels are for: ``semantics.gpu._OP``.
+                show what kernels are for: ``semantics.gpu.usage._OP``.
             edges: The windows, shape (n + 1,), ns.
             steps: The step of each window, -1 for none, shape (n,).
 
