@@ -4,8 +4,8 @@ The trap into the kernel is most of a hit's price, and what follows it depends o
 kernel, the CPU and the hypervisor. Instructions that the kernel emulates (``push``, ``nop``, near jumps and calls;
 which others depends on its version) are left behind at once. All others are single-stepped out of line: a second trap,
 two to ten times the price. So Argus probes small functions of its own, one for each kind of instruction, calls them,
-and keeps the result on disk until the machine is booted again. Beside other load a trap takes up to a third longer, and
-nobody knows which start is at rest: the first ``MEASUREMENTS`` starts measure, and the least of them counts.
+and keeps the result on disk until the machine is booted again. Beside other load a trap takes up to a third longer, so
+the first ``MEASUREMENTS`` starts measure, and the least of their values is used: one of them may be at rest.
 """
 
 from __future__ import annotations

@@ -558,7 +558,7 @@ class Collector:
             try:
                 mapping, place = cupti.open_helper(self.pid, where)
             except reader.Unreadable:
-                return ""  # it cannot be said; a helper that is no more falls silent
+                return ""  # not known now; a helper that is gone is detected by its silence
             except OSError:
                 continue
             if mapping and _same_file(place, self._fd):

@@ -1,4 +1,4 @@
-"""What a command that ``argus run`` traces took by itself: the file of ``--account``, for a program that runs it."""
+"""The file of ``--account``: wall time, CPU time and exit code of the command of ``argus run``, Argus left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulkheads: what fails is left out and counted, and the rest of a trace goes on; a watchdog reports a loop that hangs.
+"""Bulkheads: a part of a trace that fails is skipped and counted, and the rest goes on; a watchdog reports a hung loop.
 
 A trace reads what others have written: memory, files, records of any process. A defect in how one of them is read must
 cost that process, or that turn of that part, and never the trace of everybody. ``Tracer`` has one ``Bulkheads`` and

@@ -1,4 +1,4 @@
-"""What becomes of rows that are not stored when a trace ends."""
+"""Rows that are not stored yet when a trace ends: they are stored, or written to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace has to say to its user."""
+"""Notes for the user of a trace: events that are reported in a line each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 
 class Notes(deque[str]):
-    """The newest 100 of what there was to say.
+    """The newest 100 notes.
 
     Attributes:
         total: How many there were.

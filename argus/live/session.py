@@ -104,7 +104,7 @@ class Session:
         self._roster: Processes | None = None
         self._version = time.time_ns()
 
-    # ---- who is traced
+    # ---- traced processes
 
     @property
     def has_probes(self) -> bool:
@@ -123,7 +123,7 @@ class Session:
 
     @property
     def has_roster(self) -> bool:
-        """Whether it is known who is traced."""
+        """Whether the roster of traced processes exists already."""
         return self._roster is not None
 
     @property

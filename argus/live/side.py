@@ -1,8 +1,8 @@
 """The interface of a trace's sides: each observes one thing of all traced processes, and turns it into rows.
 
-``Tracer`` holds the sides in a list and loops over them. All verbs are called by the thread that runs the tracer,
-except ``relieve``, and none may wait: a store, a file or a process that does not answer must hold nobody up. What a
-verb raises ends in a bulkhead, and costs the side that turn (``argus.live.bulkhead``).
+``Tracer`` holds the sides in a list and loops over them. All methods are called by the thread that runs the tracer,
+except ``relieve``, and none may block: a store, a file or a process that does not answer must not delay the others. An
+exception of a method is caught by a bulkhead, and that side loses its turn (``argus.live.bulkhead``).
 
 A turn (``Tracer.poll``, 10 to 50 times a second while calls are probed, else one to ten times) calls, in this order:
 

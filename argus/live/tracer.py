@@ -187,7 +187,7 @@ class Tracer:
         return self._stacks.summary()
 
     def overhead(self) -> list[str]:
-        """What it cost the jobs, and what was seen in part for it, in lines for people."""
+        """The overhead, and what was observed only in part to limit it, in lines for people."""
         return self._budget.summary()
 
     def steps_go(self) -> list[str]:
@@ -451,8 +451,8 @@ class Tracer:
         """Takes the probes away, stores what is left, and returns the loss counters that are not 0."""
         session = self.session
         self._watchdog.expect(math.inf)
-        # Whatever fails from here on, the rest is done: above all the last counters, without which nobody knows what
-        # the rows are worth.
+        # Whatever fails from here on, the rest is done: above all the last counters, without which it is not known
+        # whether the rows are complete.
         part = self.bulkheads.part
         for side in self.sides:
             with part(side.name):
@@ -532,7 +532,7 @@ class Tracer:
         if reads:
             reader.shared.leave()
 
-    # ---- what was seen and lost
+    # ---- counters
 
     def counters(self) -> Counters:
         """Every counter of the session: value, and whether a value above 0 is a loss."""

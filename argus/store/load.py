@@ -84,8 +84,8 @@ def load_spool(folder: Path, store: Store, *, remove: bool = False, progress: Ca
                 batch = spool.read(file)
                 known = batch.token in loaded_before
                 if not known:
-                    # A load that was killed, or could not write its journal, has left batches of which nobody knows.
-                    # They are the first ones: of each table one is looked for, and each if one was there.
+                    # A load that was killed, or could not write its journal, may have stored batches that the journal
+                    # lacks. They are the first ones: one of each table is looked up, and if it is there, each.
                     if again or batch.table not in asked:
                         asked.add(batch.table)
                         known = not replay(store, replace(batch, doubt=True), age_s, LEASE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Files that Argus writes or believes, opened so that nobody else can have chosen what they are.
+"""Opens files that Argus writes or relies on, in such a way that no other user can have replaced them.
 
 A name in a folder that others may write to can be a link to a file of root's, a pipe that is waited for, or a device.
 So stores, spools, spills, caches, journals and ``--output`` are opened here: the folder first, by ``O_DIRECTORY`` and

@@ -1,4 +1,4 @@
-"""C++ symbols as people read them, whatever a traced process calls its functions.
+"""Demangles C++ symbols, in a child process, since a traced process may name its functions as it likes.
 
 The name of a symbol of 300 bytes may have gigabytes (each of its parts can stand for all that came before), and takes
 as long. Symbols that cannot, since they refer to few parts of themselves, are demangled here; others in a process with

@@ -225,7 +225,7 @@ class BudgetSide(Side):
         self._session.note(f"rank {member.rank} of {job.name}: {member.ignored}; trace it alone with --pid {pid}")
         self._signals.store()
 
-    # ---- the end, and what is known of it
+    # ---- the end, and results
 
     def begin_stop(self) -> None:
         """Measures for the last time."""
@@ -241,7 +241,7 @@ class BudgetSide(Side):
         return self.overhead.counters() | given_up
 
     def summary(self) -> list[str]:
-        """What it cost the jobs, and what was seen in part for it."""
+        """The overhead, and what was observed only in part to limit it, in lines for people."""
         members = [member for job in self._session.jobs for member in job.members.values()]
         seen = self._probing.describe(
             {

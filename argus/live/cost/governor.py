@@ -36,16 +36,16 @@ DEFAULT_BUDGET = 0.01
 LOW_RATE_HZ = 7
 """Samples of stacks a second and CPU where stacks cost too much."""
 PATIENCE = 2
-"""So many windows in a row must be above the budget: loading a module makes thousands of calls, once."""
+"""Windows in a row that must be above the budget, since loading a module makes thousands of calls, once."""
 URGENT = 3.0
-"""Times the budget: so much is not watched for a second window."""
+"""Times the budget: where the cost is that high, no second window is awaited."""
 AT_ONCE = 0.1
-"""Of the job's time: where probes cost more, what the first look says is enough. Otherwise the second one, a few
-hundred milliseconds later, knows more, as how many backward passes a step has."""
+"""Of the job's time: where probes cost more, the first measurement is enough. Otherwise the second one is awaited, a
+few hundred milliseconds later, which is based on more, such as the number of backward passes a step."""
 ROOM = 0.5
 """What was given up is taken up again while the cost is below this part of the budget."""
 RETURN_S, LONGEST_RETURN_S = 60.0, 3600.0
-"""For how long that must be so. Each time that it was too early doubles it."""
+"""For how long the cost must stay below ``ROOM``: it is doubled each time that a rung was taken back too early."""
 
 
 class Part(str, enum.Enum):

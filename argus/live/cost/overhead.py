@@ -365,7 +365,7 @@ class Overhead:
             Part.GPU: counted["gpu_ops"] * operation + counted["cupti_callback_ns"],
         }
 
-    # ---- what is known of it
+    # ---- results
 
     @property
     def _whole(self) -> Reading:

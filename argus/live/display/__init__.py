@@ -1,1 +1,1 @@
-"""A running trace as people see it, from memory alone."""
+"""What the live view shows of a running trace, made from the tracer's memory."""

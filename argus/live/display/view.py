@@ -1,4 +1,4 @@
-"""What people see of a running trace: its jobs, ranks and rates at one moment, made from what the tracer has in memory.
+"""The data of one picture of the live view: jobs, ranks and rates at one moment, made from the tracer's memory.
 
 ``Tracer.view`` fills a :class:`View`; ``cli/live.py`` draws it. Nothing here asks the store.
 """
@@ -101,7 +101,7 @@ def parts_of_gpu(gpu: GpuView) -> dict[str, float]:
 
 def parts_of_thread(on: float, off: float, queued: float) -> dict[str, float]:
     """Shares of a rank's main thread's last seconds: on the CPU, waiting, queued for a CPU (short times off the CPU are
-    not seen); empty: nothing was seen of it."""
+    not seen); empty: the thread was not observed."""
     whole = on + off + queued
     scale = 1.0 / max(whole, 1.0)
     return {COMPUTING: on * scale, WAITING: off * scale, OTHER: queued * scale} if whole else {}

@@ -1,4 +1,4 @@
-"""A running trace as people see it, from memory alone."""
+"""Makes the ``View`` of a running trace, which the live view and its plain lines print, from the tracer's memory."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class SampledProcesses:
         pids.sort()
         return pids
 
-    # ---- who comes and goes
+    # ---- processes that begin and end
 
     def open(self) -> None:
         """Begins: the programs are on."""

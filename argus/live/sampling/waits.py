@@ -1,4 +1,4 @@
-"""Waits that last: the kernel counts one when it is over, and a thread that hangs never comes back."""
+"""Waits that have not ended: the kernel counts a wait when it ends, which that of a hanging thread never does."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ class CallSide(Side):
         if self._rings is not None:
             self._rings.close()
 
-    # ---- what is known of it
+    # ---- what was observed
 
     def counters(self) -> Counters:
         """Every counter of calls, and of the steps that are made of them."""

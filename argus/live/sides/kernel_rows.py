@@ -1,4 +1,4 @@
-"""What of the GPUs' operations is stored: summaries of all; one by one all, or those of some steps and flagged moments.
+"""Which GPU operations are stored: summaries of all; one by one all, or those of some steps and flagged time spans.
 
 ``KernelSide`` is one trace's. Steps are thinned by powers of two, by number: all ranks of all hosts keep the same
 steps, so that ranks can be compared in them.

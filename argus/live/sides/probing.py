@@ -1,9 +1,9 @@
-"""The probing side of a trace: carries out what ``capture.governor.Plan`` says is probed, opens windows in turns, and
-finds the call by which steps are counted where collectives are seen in windows only.
+"""The side that probes calls: attaches and removes probes as ``live.cost.governor.Plan`` has it, opens windows in
+turns, and finds the call by which steps are counted where collectives are observed in windows only.
 
-A window ends by itself (``capture.bpf.Window``). What was called after its probes began to go, or before all were on,
-is in no window: of some functions it was seen, of others not. A **sample** is a window for phases, of a few steps now
-and then, which decides nothing about windows of the rest.
+A window ends by itself (``capture.probes.Window``). Calls made while its probes are being attached or removed are in no
+window, since some functions are probed then and others not. A **sample** is a window of a few steps now and then, for
+their phases; it does not change the windows of other subjects.
 """
 
 from __future__ import annotations
@@ -442,7 +442,7 @@ class ProbingSide(Side):
         """Numbers of the calls by which steps are counted."""
         return {state.pulse.call for _, state in self._jobs.values() if state.pulse is not None}
 
-    # ---- what is known of it
+    # ---- what was observed
 
     def observed(self, members: Sequence[Member]) -> dict[int, dict[str, Seen]]:
         """What is probed in the files that each process maps."""

@@ -185,7 +185,7 @@ class _Life:
 def _turns_apart(a: list[_Life], b: list[_Life]) -> int:
     """What to add to turns of ``b`` to have those of ``a``: ranks call a group at one time.
 
-    Argus may have come while one rank still was in the group before: that one's first group is nobody else's.
+    Argus may have attached while one rank still was in the group before: that rank's first group has no match.
     """
     by_turn = {life.turn: life for life in a}
     shifts = {0}

@@ -115,7 +115,7 @@ class _Sum:
     calls: Tally[tuple[str, int]]
     members: list[Traffic]
     guessed: bool
-    """Whether who is in it was concluded from equal calls, which other communicators of the same ranks make as well."""
+    """Whether its members were inferred from equal calls, which other communicators of the same ranks make as well."""
     handles: frozenset[tuple[int, int]]
     concluded: bool
 

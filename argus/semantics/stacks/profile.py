@@ -1,4 +1,4 @@
-"""Stacks with weights: what is exported and compared, and who it is of."""
+"""Weighted stacks, which are exported and compared, and the ranks and threads that they are from."""
 
 from __future__ import annotations
 

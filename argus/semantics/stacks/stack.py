@@ -1,4 +1,4 @@
-"""Stacks: Python and native frames as one, a number that is the same everywhere, and who is in the same place."""
+"""Stacks: Python and native frames merged, an id that is alike on all hosts, and groups of threads with one stack."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def thread_role(name: str, *, main: bool = False) -> str:
     return re.sub(r"(?<![A-Za-z0-9.])\d+|(?<=[A-Za-z])\d+$", "#", name) if not name.startswith("python") else name
 
 
-# ---- who is where
+# ---- groups of threads
 
 
 @dataclass(frozen=True)

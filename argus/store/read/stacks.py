@@ -346,7 +346,7 @@ def nothing_found(store: Store, selection: Selection) -> ArgusError:
     return ArgusError(f"no stacks of job '{selection.job}' found: {selection.describe()}", hint, EXIT_UNAVAILABLE)
 
 
-# ---- who is where
+# ---- threads at a time
 
 
 @dataclass(frozen=True)
@@ -390,8 +390,8 @@ _LOOK_BACK_S = (60, 3600, 86400 * 3650)
 def read_threads(store: Store, selection: Selection) -> list[Thread]:
     """Where each chosen thread was.
 
-    Of a window each thread's stack with the most time is taken. A thread that was silent in the window (it has been off
-    the CPU and was not reported) comes with what was seen of it last, and says so by ``age_ns``.
+    Of each thread the stack with the most time in the window is returned. For a thread without a row in the window (it
+    was off the CPU, and its wait has not ended) it is its last stack before, and ``age_ns`` is how old that is.
 
     Args:
         store: The store.
