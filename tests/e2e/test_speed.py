@@ -18,7 +18,7 @@ from argus.semantics.groups.clocks import UNKNOWN, estimate
 from argus.semantics.steps.period import find_period
 from argus.tables.gpu import kernel_events
 from argus.tables.stacks import to_samples
-from tests.unit.live import test_gpu_times as gpu_rows
+from tests.unit.live.sides import test_gpu_times as gpu_rows
 from tests.unit.semantics.gpu import test_correlation as correlation
 from tests.unit.semantics.gpu.test_usage import windows
 from tests.unit.semantics.groups.test_clocks import Cluster

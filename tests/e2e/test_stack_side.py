@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from argus.live.sides import stack_samples
-from tests.unit.live.test_stack_samples import PID, Session
+from tests.unit.live.sides.test_stack_samples import PID, Session
 
 pytestmark = pytest.mark.core
 

@@ -43,7 +43,7 @@ from argus.system import limits
 from argus.tables.arrow import Origin
 from tests.builders.live_views import a_view
 from tests.builders.sessions import a_session
-from tests.unit.live.test_stack_samples import PID, Session
+from tests.unit.live.sides.test_stack_samples import PID, Session
 
 
 @pytest.fixture(autouse=True)

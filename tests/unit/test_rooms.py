@@ -161,3 +161,27 @@ def test_cli_has_one_import_name() -> None:
                     names = [str(node.module)]
                 found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.split(".")[0] == "cli"]
     assert not found
+
+
+def misplaced(tests: Path) -> list[str]:
+    """Unit tests of a module that are not in the folder that mirrors the module's; relative to ``tests``."""
+    wrong = []
+    for path in sorted(tests.rglob("test_*.py")):
+        room, *folders = path.relative_to(tests).parts[:-1] or ("",)
+        top = ROOT / room if room in ("cli", "scripts") else ROOT / "argus" / room
+        module = path.name.removeprefix("test_")
+        if room and any(top.rglob(module)) and not top.joinpath(*folders, module).exists():
+            wrong.append(str(path.relative_to(tests)))
+    return wrong
+
+
+def test_unit_tests_mirror_the_tree() -> None:
+    assert misplaced(ROOT / "tests" / "unit") == []
+
+
+def test_a_test_in_another_folder_than_its_module_is_found(tmp_path: Path) -> None:
+    for name in ("live/test_governor.py", "live/cost/test_budget.py", "live/test_roster.py", "live/test_no_module.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert misplaced(tmp_path) == ["live/test_governor.py"]

@@ -33,7 +33,7 @@ from argus.model.calls import BY_SYMBOL
 from argus.semantics.gpu import correlation
 from argus.semantics.gpu.correlation import Correlator
 from tests.builders.sessions import a_session
-from tests.unit.live.test_stack_samples import PID, Session
+from tests.unit.live.sides.test_stack_samples import PID, Session
 
 CLASSES = {
     "live/tracer": ("Tracer",),

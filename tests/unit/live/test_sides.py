@@ -89,7 +89,7 @@ def test_no_rung_lacks_a_side(tracer: Any) -> None:
 
 def test_every_rung_that_is_no_probe_s_is_reducible_by_its_side(tracer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that its side does not name in ``reducible`` is never taken."""
-    from tests.unit.live.test_stack_samples import Session
+    from tests.unit.live.sides.test_stack_samples import Session
 
     stacks = Session(monkeypatch)
     stacks.side.raise_sampling("hang", stacks.now)
@@ -107,7 +107,7 @@ def test_every_side_keeps_to_the_protocol(tracer: Any) -> None:
 
 
 def test_stacks_give_up_and_take_up_again_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.unit.live.test_stack_samples import Session
+    from tests.unit.live.sides.test_stack_samples import Session
 
     session = Session(monkeypatch)
     session.side.raise_sampling("hang", session.now)

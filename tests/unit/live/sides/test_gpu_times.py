@@ -625,7 +625,7 @@ def test_threads_of_a_namespace_are_read_from_proc(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_counter_is_explained_and_its_loss_is_reported() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
+    text = (Path(__file__).parents[4] / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
     explained = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
