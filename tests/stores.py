@@ -38,6 +38,15 @@ def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in client.query(sql).result_rows]
 
 
+def stored(url: str, sql: str) -> list[tuple[Any, ...]]:
+    """What a query of the store at a URL returns, as Argus reads it: times in nanoseconds."""
+    from argus.store.open import open_store
+    from argus.store.reader import query_columns
+
+    with open_store(url) as store:
+        return list(zip(*(column.tolist() for column in query_columns(store, sql).values()), strict=True))
+
+
 def _template() -> Path:
     digest = hashlib.sha256()
     for path in [*sorted((ROOT / "argus" / "store").glob("*.py")), *sorted((ROOT / "schemas").rglob("*.sql"))]:

@@ -12,8 +12,7 @@ import pytest
 
 from argus.cli.main import main
 from argus.importers import tables
-from argus.store.open import open_store
-from argus.store.reader import query_columns
+from tests.stores import stored
 
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "alibaba-minibatch"
 reference = pytest.mark.skipif(
@@ -31,11 +30,6 @@ def table(path: Path, times: Any, *, names: Any = None) -> Path:
                 lines.append(f"{step},{names[rank] if names else rank},{times[rank, step]:.4f}")
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-def stored(url: str, text: str) -> list[tuple[Any, ...]]:
-    with open_store(url) as store:
-        return list(zip(*(column.tolist() for column in query_columns(store, text).values()), strict=True))
 
 
 def verdict(url: str, job: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -22,9 +22,8 @@ from argus.importers import iterations_csv, tables
 from argus.importers.iterations_csv import Columns
 from argus.importers.rows import ImportReport
 from argus.model.errors import ArgusError
-from argus.store.open import open_store
-from argus.store.reader import query_columns
 from tests.builders.logged_job import LAYOUTS, Fault, Log, judge_rows, make
+from tests.stores import stored
 
 DATA = (
     Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "accelerator-faults"
@@ -35,11 +34,6 @@ OPTIONS = [
     "--phase", "data_loading=data_ms", "--phase", "compute=compute_ms",
 ]  # fmt: skip
 HEAD = "rank,step,step_ms,data_ms,compute_ms"
-
-
-def stored(url: str, text: str) -> list[tuple[Any, ...]]:
-    with open_store(url) as store:
-        return list(zip(*(column.tolist() for column in query_columns(store, text).values()), strict=True))
 
 
 def imported(url: str, *paths: Path, more: tuple[str, ...] = (), options: list[str] = OPTIONS) -> int:

@@ -17,9 +17,8 @@ from argus.cli.main import main
 from argus.diagnose.verdict import json_schema
 from argus.diagnose.whatif import dependencies
 from argus.importers import whatif_parquet
-from argus.store.open import open_store
-from argus.store.reader import query_columns
 from tests.builders import training_job as made
+from tests.stores import stored
 
 DATA = (
     Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "straggler-analysis"
@@ -27,11 +26,6 @@ DATA = (
 reference = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"the published traces are not at {DATA} (ARGUS_REFERENCE_DATA)"
 )
-
-
-def stored(url: str, text: str) -> list[tuple[Any, ...]]:
-    with open_store(url) as store:
-        return list(zip(*(column.tolist() for column in query_columns(store, text).values()), strict=True))
 
 
 def verdict(url: str, job: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from tests.builders import flight_dumps
 from tests.builders.flight_dumps import Fault, run
+from tests.stores import stored
 
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[5] / "shared" / "data")) / "flight-recorder"
 CASES = int(os.environ.get("ARGUS_FUZZ_CASES", "500"))
@@ -36,11 +37,6 @@ VERSIONS = ("2.0", "2.1", "2.2", "2.3", "2.4", "2.9", "2.10")
 @pytest.fixture(scope="module")
 def url(shared: Store) -> str:
     return shared.url
-
-
-def stored(url: str, text: str) -> list[tuple[Any, ...]]:
-    with open_store(url) as store:
-        return list(zip(*(column.tolist() for column in query_columns(store, text).values()), strict=True))
 
 
 def verdict(url: str, job: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
