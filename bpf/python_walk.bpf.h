@@ -42,8 +42,10 @@ INLINE void begin_walk(struct scratch *s, struct argus_python *py)
 
 /* Reads some frames into s->body, leaf first, and mixes them into s->hash.
  *
- * A frame is believed only if its code object has the type of code objects, its instruction lies inside it, and the chain
- * ends in an entry frame (from 3.11 on): a thread is sampled at any instruction, so a frame may be half built. */
+ * A frame is accepted only if its code object has the type of code objects, its instruction lies inside it, and the chain
+ * ends in an entry frame (from 3.11 on): a thread is sampled at any instruction, so a frame may be half built.
+ *
+ * Over 100 lines: one loop body, shaped as a whole so that the verifier accepts FRAMES_A_PASS turns of it. */
 INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 {
 	for (int i = 0; i < FRAMES_A_PASS; i++) {

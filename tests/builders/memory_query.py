@@ -31,6 +31,7 @@ class MemoryQuery:
         self.job = job
         self.groups, self.steps, self.tracker = analyse(job)
 
+    # Over 100 lines: one branch a query, each of which says what the job answers.
     def __call__(self, text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         steps = self.steps
         if "first" in params:

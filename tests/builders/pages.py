@@ -243,6 +243,7 @@ def frames(depth: int = 6, wide: int = 3) -> list[dict[str, Any]]:
     return made
 
 
+# Over 100 lines: a list of panels, data only.
 def _rest(packing: Packing) -> list[Panel]:
     """Every view but the heat map."""
     stages, replicas = 4, 8

@@ -104,6 +104,7 @@ class Job:
     """(rank, handle) -> true number of the first call kept: what seq_offset must restore."""
 
 
+# Over 100 lines: its inner functions share one job, which each of them moves on.
 def simulate(
     nranks: int = 4,
     steps: int = 30,

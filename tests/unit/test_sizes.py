@@ -7,13 +7,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION, CLASS = 100, 500
+PYTHON = ("argus", "cli", "scripts", "tests")
 REASON = "# Over {} lines: "
 """How the comment begins that stands right before one that is longer."""
 
 
 def test_no_function_or_class_is_too_long_to_read() -> None:
     too_long, no_need = {}, []
-    for path in sorted([*(ROOT / "argus").rglob("*.py"), *(ROOT / "cli").glob("*.py")]):
+    for path in sorted(path for top in PYTHON for path in (ROOT / top).rglob("*.py")):
         source = path.read_text()
         text = ["", *source.splitlines()]
         for node in ast.walk(ast.parse(source)):
@@ -29,3 +30,19 @@ def test_no_function_or_class_is_too_long_to_read() -> None:
                     no_need.append(name)
     assert too_long == {}
     assert no_need == [], "a reason for what is short enough"
+
+
+def test_no_function_of_a_bpf_program_is_too_long_to_read() -> None:
+    too_long = {}
+    for path in sorted([*(ROOT / "bpf").glob("*.c"), *(ROOT / "bpf").glob("*.h")]):
+        lines, comment, begin = path.read_text().splitlines(), "", 0
+        for number, line in enumerate(lines):
+            if line.startswith("/*"):
+                comment = ""
+            if line.startswith(("/*", " *")):
+                comment += line
+            elif line == "{":
+                begin = number
+            elif line == "}" and number - begin > FUNCTION and "Over 100 lines: " not in comment:
+                too_long[f"{path.name}: {lines[begin - 1]}"] = number - begin
+    assert too_long == {}

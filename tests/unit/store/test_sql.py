@@ -49,6 +49,7 @@ def compressed_kernels() -> dict[str, dict[str, Any]]:
     return compressor.take(final=True)
 
 
+# Over 100 lines: the rows of one job, data only.
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A store with a job of four ranks and twenty steps, in which rank 2 is late by 3 ms and step 7 is slow. On the GPU
