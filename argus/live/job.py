@@ -152,7 +152,7 @@ class Job:
 
     def counters(self) -> Tally[str]:
         """What was counted while its steps were made; none is a loss."""
-        parts = [self.tracker.counters, self.marked.counters]
+        parts = [self.tracker.counters, self.marked.counters, self.sampled.counters]
         parts += [self.thinned.counters] if self.thinned is not None else []
         parts += [phases.counters for phases in self.phases.values()]
         parts += [marks.counters for marks in self.marks.values()]

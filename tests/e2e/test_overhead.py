@@ -3,11 +3,13 @@ never is."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -149,20 +151,29 @@ def test_a_job_that_its_launches_bound_is_slowed_for_a_moment_only(store_url: st
     assert (np.diff(steps["step"].astype(np.int64)) > 0).all()
 
 
-def test_steps_of_a_small_script_are_counted_though_its_ranges_are_not_probed(
-    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def tracing_a_small_script(
+    store_url: str, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[subprocess.Popen[bytes], Tracer]]:
+    """A PyTorch script and its trace, of which nothing but its ranges can be given up."""
     pytest.importorskip("torch")
     monkeypatch.setattr(governor, "LADDERS", {})
     ranges = tuple(rung for rung in governor.PROBE_RUNGS if rung.subject == "ranges")
     monkeypatch.setattr(governor, "PROBE_RUNGS", ranges)
-    log = tmp_path / "log"
     program = Path(__file__).parent / "programs" / "small_script.py"
     with subprocess.Popen([sys.executable, program, log], stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == b"ready\n"
         tracer = Tracer(open_store(store_url), Options(pids=(job.pid,), stacks=True, max_overhead=1.0))
         tracer.start()
+        yield job, tracer
+
+
+def test_steps_of_a_small_script_are_counted_though_its_ranges_are_not_probed(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    with tracing_a_small_script(store_url, log, monkeypatch) as (job, tracer):
 
         def polled(steps: int) -> bool:
             tracer.poll()
@@ -196,16 +207,7 @@ def test_steps_of_a_small_script_are_counted_though_its_ranges_are_not_probed(
 def test_samples_give_phases_where_ranges_cost_too_much(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr(governor, "LADDERS", {})
-    ranges = tuple(rung for rung in governor.PROBE_RUNGS if rung.subject == "ranges")
-    monkeypatch.setattr(governor, "PROBE_RUNGS", ranges)
-    program = Path(__file__).parent / "programs" / "small_script.py"
-    with subprocess.Popen([sys.executable, program, tmp_path / "log"], stdout=subprocess.PIPE) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == b"ready\n"
-        tracer = Tracer(open_store(store_url), Options(pids=(job.pid,), stacks=True, max_overhead=1.0))
-        tracer.start()
+    with tracing_a_small_script(store_url, tmp_path / "log", monkeypatch) as (job, tracer):
 
         def polled() -> bool:
             tracer.poll()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections import deque
 
 import numpy as np
@@ -15,9 +16,14 @@ MOST_WINDOWS = 8
 
 
 class SampledPhases:
-    """Phases of a job's steps in windows."""
+    """Phases of a job's steps in windows.
+
+    Attributes:
+        counters: As those of ``PhaseTracker``; ``marks_dropped_old``: in windows with more than are kept, too.
+    """
 
     def __init__(self) -> None:
+        self.counters: Tally[str] = Tally()
         self._windows: deque[list[int]] = deque(maxlen=MOST_WINDOWS)
         """Begin and end, CLOCK_MONOTONIC; the end is 0 as long as it is open."""
         self._marks: dict[int, list[NDArray[np.void]]] = {}
@@ -55,6 +61,7 @@ class SampledPhases:
             kept.append(marks.copy())
         else:
             self._dropped_ns[rank] = int(marks["ts_ns"].max())
+            self.counters["marks_dropped_old"] += len(marks)
 
     def split(self, steps: NDArray[np.void]) -> tuple[NDArray[np.void], NDArray[np.void], dict[int, NDArray[np.void]]]:
         """The phases of steps in windows that are over: a rank's are, once a step comes that ends after them.
@@ -95,9 +102,11 @@ class SampledPhases:
         self._marks[rank] = [marks[ts >= end]]
         first = steps["ts_ns"].astype(np.int64)
         steps = steps[(first >= begin) & (first + steps["duration_ns"].astype(np.int64) <= end)]
-        marks = marks[(ts >= begin) & (ts < end)]
+        marks = marks[ts < end]  # those before it went with the window before it
         if not len(steps) or not len(marks) or begin <= self._dropped_ns.get(rank, 0):
             return np.empty(0, PHASE), np.empty(0, ITERATION), np.empty(0, SEGMENT)
         tracker = PhaseTracker()
         tracker.feed(marks)
-        return tracker.split(steps), steps, tracker.take_segments()
+        rows = tracker.split(steps)
+        self.counters += tracker.counters
+        return rows, steps, tracker.take_segments()

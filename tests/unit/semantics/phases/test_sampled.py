@@ -105,9 +105,27 @@ def test_more_marks_than_are_kept_give_no_phases_and_the_next_window_does(monkey
     phases.end(END + 100 * MS)
     phases.begin(2000 * MS)
     assert not len(phases.split(step_rows(99, 130))[0])
+    assert phases.counters["marks_dropped_old"] == len(marks(100, 120)) - 96, "12 steps of eight marks are kept"
     phases.feed(7, marks(200, 205))
     phases.end(2050 * MS)
     assert sorted(spent(phases.split(step_rows(199, 210))[0])) == list(range(200, 205))
+
+
+def test_marks_of_a_window_that_was_forgotten_are_in_no_later_one() -> None:
+    """It ended in a batch that took for ever."""
+    phases = SampledPhases()
+    for number in range(10):
+        phases.begin(number * 100 * MS)
+        phases.feed(7, stream(data(number * 100 + 40, 5000))[:1])
+        phases.end((number * 100 + 50) * MS)
+    for number in range(10, 17):
+        phases.begin(number * 100 * MS)
+        phases.end((number * 100 + 50) * MS)
+    phases.begin(2000 * MS)
+    phases.feed(7, marks(200, 210))
+    phases.end(2100 * MS)
+    found = spent(phases.split(step_rows(198, 215))[0])
+    assert found[200] == {"data_loading": 1.0, "forward": 3.0, "backward": 4.0, "optimizer": 2.0}
 
 
 def test_windows_whose_steps_never_come_are_forgotten() -> None:
