@@ -7,6 +7,7 @@ run again. --minutes bounds the time; what was not reached is not in the table, 
 
   scripts/pairs --pairs 30                pairs alone
   scripts/pairs --pairs 0 --histories 20  baselines alone
+  scripts/pairs --unchanged               only what has no change, as often as a rate of 1 % needs: 400 pairs, 400 runs
   scripts/pairs --table                   only the table of what was run
 """
 
@@ -73,9 +74,9 @@ def spread_of(options: argparse.Namespace, seed: int) -> float:
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
     """Kinds take turns, so that a run that was stopped has some of each."""
+    kinds = ["none"] if options.unchanged else list(CHANGES)
     for place in range(max(options.pairs, options.histories)):
         if place < options.pairs:
-            kinds = list(CHANGES)
             yield Cell(kinds[place % len(kinds)], place)
         if place < options.histories:
             yield Cell("history", 10_000 + place)
@@ -120,13 +121,13 @@ def run_pair(store: Store, cell: Cell, spread: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_history(store: Store, cell: Cell, spread: float) -> dict[str, Any]:
+def run_history(store: Store, cell: Cell, spread: float, slower: tuple[str, ...] = SLOWER) -> dict[str, Any]:
     """Healthy runs become the baseline; then healthy new ones and slow ones are diagnosed, and not added."""
     runs = Runs(store, cell.seed, spread)
     for _ in range(EARLIER):
         keep(store, runs.profile(), SET)
     fresh = [_flagged(store, runs.add()) for _ in range(FRESH)]
-    slow = {change: _flagged(store, runs.add(change)) for change in SLOWER}
+    slow = {change: _flagged(store, runs.add(change)) for change in slower}
     return {"fresh": fresh, "slow": slow}
 
 
@@ -166,19 +167,25 @@ def show(rows: list[dict[str, Any]]) -> None:
         fresh = [one for row in histories for one in row["fresh"]]
         print(f"{'healthy':<28}{len(fresh):>5}{sum(fresh) / len(fresh):>8.1%}   {interval(sum(fresh), len(fresh))}")
         for change in SLOWER:
-            hits = [row["slow"][change] for row in histories]
+            hits = [row["slow"][change] for row in histories if change in row["slow"]]
+            if not hits:
+                continue
             print(f"{change:<28}{len(hits):>5}{sum(hits) / len(hits):>8.1%}   {interval(sum(hits), len(hits))}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--histories", type=int, default=40)
+    parser.add_argument("--pairs", type=int, help="200; 400 with --unchanged")
+    parser.add_argument("--histories", type=int, help="40; 200 with --unchanged")
+    parser.add_argument("--unchanged", action="store_true", help="pairs without a change and healthy runs only")
     parser.add_argument("--spread", type=float, default=0.0, help="of runs; default: 0.005 to 0.015, drawn")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--out", type=Path, default=Path("build/pairs.jsonl"))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    pairs, histories = (400, 200) if options.unchanged else (200, 40)
+    options.pairs = pairs if options.pairs is None else options.pairs
+    options.histories = histories if options.histories is None else options.histories
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {row["key"] for row in rows}
@@ -193,8 +200,11 @@ def main() -> int:
                     print(f"stopped after {options.minutes:g} minutes", file=sys.stderr)
                     break
                 spread = spread_of(options, cell.seed)
-                run = run_history if cell.kind == "history" else run_pair
-                row = {"key": cell.key, "kind": cell.kind, "spread": round(spread, 5), **run(store, cell, spread)}
+                if cell.kind == "history":
+                    figures = run_history(store, cell, spread, () if options.unchanged else SLOWER)
+                else:
+                    figures = run_pair(store, cell, spread)
+                row = {"key": cell.key, "kind": cell.kind, "spread": round(spread, 5), **figures}
                 clear(store)
                 rows.append(row)
                 with options.out.open("a") as out:
