@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from argus.diagnose.ranks.lateness import ALPHA, RECENT_STEPS, by_chance
 from argus.diagnose.ranks.slow_gpus import LEAST_SHARE
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.query import runnable_sql
+from argus.diagnose.robust import row_medians
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
 from argus.model.units import milliseconds
@@ -35,9 +37,14 @@ LEAST_LEVEL = RECENT_STEPS
 """So many longer steps in a row are a level of their own, which stalls stand out from as from the usual one."""
 LEAST_STALLS = 3
 """One or two long steps may be a checkpoint or an evaluation: noted, without naming a rank."""
+FEW_STALLS, FEW_STEPS, FEW_COST = 2, 20, 2.0
+"""Two within so many steps are more often than either: where the GPUs' own times show that both are one rank's, and
+they cost so many times the threshold, it is named."""
 ALPHA_OWN = 0.02
 """Chance that the stalls of ranks by turns all hit one, where the GPUs' own times show whose they are: that stalls cost
 so much at all is rarer in healthy jobs. (The last to come is somebody in any long step.)"""
+ALPHA_FEW = 0.1
+"""The same for :data:`FEW_STALLS`, which no smaller chance can be shown of with 10 ranks to 50."""
 SAME_RANK = 0.6
 """Share of the stalled steps in which one rank must have been the last, to be named. With less it is named where its
 own stalls alone cost the threshold and :data:`argus.diagnose.ranks.lateness.ALPHA` leaves no doubt, or where so many
@@ -48,33 +55,41 @@ well."""
 def detect(case: Case) -> list[Suspect]:
     """Steps that took much longer than the others, time and again, because of one rank. Long steps that are too few, or
     of too many ranks, to name one become a note."""
-    window = _stalled_steps(case)
-    if window is None:
-        return []
+    for window in _stalled_steps(case):
+        if suspects := _suspects(case, window):
+            case.notes.long_steps = ""
+            return suspects
+    return []
+
+
+def _suspects(case: Case, window: _Window) -> list[Suspect]:
     lost_ns = float(np.sum(window.extra_ns[window.stalled]))
     total_ns = float(np.sum(window.durations))
     count = int(window.stalled.sum())
     share = lost_ns / total_ns
     small = share < case.threshold
-    if share < _least(case) or (count < LEAST_STALLS and small):
+    few = count < LEAST_STALLS
+    if share < _least(case) or (few and small):
         return []
     what = (
         f"{count} of the newest {len(window.numbers)} steps took over {window.limit:.2g}x the typical time, and cost "
         f"{share:.0%}"
     )
-    if count < LEAST_STALLS:
-        case.notes.long_steps = f"{what} of the time: a checkpoint, an evaluation, or a stall"
-        return []
+    often = count == FEW_STALLS and len(case.numbers) <= FEW_STEPS and share >= FEW_COST * case.threshold
     at = {**case.params, "first": int(window.numbers[0])}
-    stalling = _stalling_rank(case, window, _latest(case, window, at), at)
+    stalling = _stalling_rank(case, window, _latest(case, window, at), at) if often or not few else None
     if stalling is None:
-        case.notes.long_steps = "" if small else f"{what} of the time; no single rank is behind it"
+        if few:
+            case.notes.long_steps = f"{what} of the time: a checkpoint, an evaluation, or a stall"
+        else:
+            case.notes.long_steps = "" if small else f"{what} of the time; no single rank is behind it"
         return []
+    shown = at if window.shown == queries.STEPS or case.gpus is None else case.gpus.window
     text = (
         f"{what} of the time: {milliseconds(lost_ns / count)} each over a step of "
         f"{milliseconds(float(np.median(window.usual)))}"
     )
-    suspect = _suspect(case, window, stalling, [evidence(text, queries.STEPS, at), *stalling.evidence])
+    suspect = _suspect(case, window, stalling, [evidence(text, window.shown, shown), *stalling.evidence])
     explain_jitter(case.query, case.params, suspect, min(len(case.numbers), WINDOW))
     if case.gpus is None:
         explain_crowded_jitter(case.query, case.params, suspect, case.hosts)
@@ -96,6 +111,7 @@ class _Window:
         stalled: Which are stalls.
         limit: How many times as long as usual those are at least.
         newest_ns: What the newest step takes if it is no stall.
+        shown: The query that shows them.
     """
 
     numbers: NDArray[np.int64]
@@ -104,6 +120,7 @@ class _Window:
     stalled: NDArray[np.bool_]
     limit: float
     newest_ns: float
+    shown: str
 
     @property
     def extra_ns(self) -> NDArray[np.float64]:
@@ -111,17 +128,31 @@ class _Window:
         return self.durations - self.usual
 
 
-def _stalled_steps(case: Case) -> _Window | None:
-    numbers, durations = case.numbers[-WINDOW:], case.durations[-WINDOW:]
+def _stalled_steps(case: Case) -> Iterator[_Window]:
+    """The newest steps since stalls began: as the CPUs took them, and as the GPUs did. A loop that never waits for its
+    GPU runs ahead of it: its own steps show a stall late, or not at all."""
+    yield from _since_stalls(case, case.numbers, case.durations, queries.STEPS)
+    if case.gpus is not None:
+        took = row_medians(case.gpus.now.step.T)
+        known = took > 0
+        yield from _since_stalls(case, case.gpus.now.steps[known], took[known], queries.GPU_TIMES)
+
+
+def _since_stalls(
+    case: Case, numbers: NDArray[np.int64], durations: NDArray[np.float64], shown: str
+) -> Iterator[_Window]:
+    numbers, durations = numbers[-WINDOW:], durations[-WINDOW:]
+    if not len(numbers):
+        return
     usual, stalled, limit = _stalls(durations, case.threshold, of_gpus=case.gpus is not None)
     if not stalled.any():
-        return None
+        return
     since = 0
     if case.gpus is not None:
         # Since they began: half of what lies between two of them before the first.
         first, among = int(np.argmax(stalled)), int(stalled.sum())
         since = max(0, first - (len(stalled) - first) // among)
-    return _Window(numbers[since:], durations[since:], usual[since:], stalled[since:], limit, float(usual[-1]))
+    yield _Window(numbers[since:], durations[since:], usual[since:], stalled[since:], limit, float(usual[-1]), shown)
 
 
 @dataclass(frozen=True)
@@ -213,13 +244,17 @@ def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, A
         lead = float(np.median([some[step][1] for step in steps]))
         cost = sum(length[step] for step in steps)
         p_value = by_chance(hits, len(some), 1, latest.ranks, windows=1 if some is who else 2)
-        often = persistence >= SAME_RANK and p_value <= (ALPHA_OWN if latest.own else ALPHA)
+        chance = ALPHA if not latest.own else ALPHA_OWN if len(some) >= LEAST_STALLS else ALPHA_FEW
+        often = persistence >= SAME_RANK and p_value <= chance
         often &= cost >= _least(case) * total_ns or some is who
         much = cost >= case.threshold * total_ns and p_value <= ALPHA
         if not (often or much) or lead < max(0.25 * cost / hits, blur_ns):
             continue
+        side = ""
+        if latest.own and case.gpus is not None:
+            side = _side(case.gpus.now, rank, [some[step][2] for step in steps], lead)
         text = (
-            f"rank {rank} {latest.words} {persistence:.0%} {which}, by {milliseconds(lead)}; "
+            f"rank {rank} {latest.words} {persistence:.0%} {which}, by {milliseconds(lead)}{side}; "
             f"these cost {cost / total_ns:.0%} of the time"
         )
         cited: list[Evidence] = [{"text": text, "sql": latest.sql}]
@@ -278,6 +313,19 @@ def _slowest(gpus: gpu_times.GpuWindow, steps: NDArray[np.int64]) -> dict[int, t
         rank = int(gpus.now.ranks[more[:, best].argmax()])
         by_step[step] = rank, float(lead.max()), int(gpus.now.steps[best])
     return by_step
+
+
+def _side(now: gpu_times.GpuTimes, rank: int, steps: list[int], lead_ns: float) -> str:
+    """Whether the GPU of a rank stalled or its CPU, in words: it computed, or had nothing to do, for longer than in its
+    other steps by at least half of what the rank was late. Empty: neither did."""
+    row, those = int(np.searchsorted(now.ranks, rank)), np.isin(now.steps, steps)
+    if those.all():
+        return ""
+    parts = now.idle[row], now.compute[row]
+    idle, compute = (float(np.nanmedian(part[those]) - np.nanmedian(part[~those])) for part in parts)
+    if max(idle, compute) < lead_ns / 2:
+        return ""
+    return " (its GPU had nothing to do: its CPU was late)" if idle >= compute else " (its GPU took longer to compute)"
 
 
 def _stalls(
