@@ -13,6 +13,7 @@ from argus.diagnose.causes.activity import activities, describe
 from argus.diagnose.iteration.hang import PLACES_S
 from argus.diagnose.iteration.regression import least_growth
 from argus.diagnose.ranks.lateness import find_episode
+from argus.diagnose.ranks.layout import stages_alike
 from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
@@ -55,6 +56,9 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
             verdict["status"] = "healthy"
             steady = f"one rank, so there is nothing to compare it with; a step takes {milliseconds(now_ns)}"
             verdict["reason"] = _joined(steady, notes.long_steps, notes.more_work)
+        elif not compared and not notes.doubt and (alike := stages_alike(case)) and world_size <= ranks:
+            verdict["status"] = "healthy"
+            verdict["reason"] = _joined(alike, notes.long_steps, notes.more_work)
         elif not compared or notes.doubt:
             verdict["reason"] = notes.doubt or notes.why_not
         elif case.lateness is None and logged is not None and logged.blind:

@@ -148,6 +148,10 @@ def _peers(case: Case, straggler: Straggler, onset: int) -> _Peers:
         compute, idle, _ = gpu_times.own_excess(gpus.now, gpus.mesh)
         gpu_ns = float(np.median(compute[slow])), float(np.median(idle[slow]))
         same = np.isin(gpus.mesh.stage, gpus.mesh.stage[slow]) & ~np.isin(gpus.now.ranks, late)
+        if straggler.whole_stage:
+            # Only their idle time is compared with the other stages'.
+            gpu_ns = 0.0, straggler.gain_ns
+            others = others or gpus.now.ranks[~slow].tolist()
         others = gpus.now.ranks[same].tolist() or others
     chosen = some(others)
     first = max(onset, int(case.numbers[-straggler.window :][0]))
@@ -210,8 +214,9 @@ def _seen_by(case: Case, straggler: Straggler, onset: int, step_ns: float) -> Ev
     """What shows that they are late."""
     name = ranks_text(straggler.ranks)
     if straggler.idle and case.gpus is not None:
+        norm = "those of the other stages" if straggler.whole_stage else "those with the same work, or at first"
         text = (
-            f"the GPUs of {name} are idle for longer than those with the same work, or at first, "
+            f"the GPUs of {name} are idle for longer than {norm}, "
             f"in {straggler.persistence:.0%} of the newest {straggler.window} steps, and others wait for them for "
             f"{milliseconds(straggler.gain_ns)} of {milliseconds(step_ns)} a step"
         )

@@ -197,7 +197,11 @@ def kept_waiting(
     """
     own, _ = gpu_times.own_lateness(seen)
     pairs: list[tuple[Straggler, SlowGpu | None]] = [(one, None) for one in stragglers]
-    for slow in slow_gpus.find_starved(seen.now, seen.mesh, seen.before):
+    found = slow_gpus.find_starved(seen.now, seen.mesh, seen.before)
+    idle_stage = slow_gpus.find_idle_stage(seen.now, seen.mesh)
+    if idle_stage is not None and not any(set(one.ranks) & set(idle_stage.ranks) for one in found):
+        found.append(idle_stage)
+    for slow in found:
         if slow.cost_ns < least_ns:
             continue
         window = min(gpu_times.WINDOWS[0], len(seen.now.steps))
@@ -214,7 +218,9 @@ def kept_waiting(
             else:
                 pairs = [(one, slow if one.ranks == slow.ranks else of) for one, of in pairs]
         elif not late & set(slow.ranks):
-            idle = Straggler(slow.ranks, slow.cost_ns, slow.persistence, 0.0, window, idle=True)
+            idle = Straggler(
+                slow.ranks, slow.cost_ns, slow.persistence, 0.0, window, idle=True, whole_stage=slow is idle_stage
+            )
             pairs.append((idle, slow))
     return [one for one, _ in pairs], [of for _, of in pairs]
 

@@ -103,6 +103,7 @@ class Straggler:
             persistence are of that.
         own: The GPUs' own times agree that these ranks are late.
         behind: Ranks that hold the job up more: the gain is what these cost once those are well.
+        whole_stage: They are a stage of a pipeline, idle for longer than the other stages.
     """
 
     ranks: tuple[int, ...]
@@ -115,6 +116,7 @@ class Straggler:
     idle: bool = False
     own: bool = False
     behind: tuple[int, ...] = ()
+    whole_stage: bool = False
 
 
 def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[Straggler]:

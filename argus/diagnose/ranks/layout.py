@@ -290,17 +290,8 @@ def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: f
     stages = len(np.unique(mesh.stage))
     if not mesh.staged or stages < 2:
         return None
-    # A stage that is through waits in the step's last collectives for the others: where it waits for longer than the
-    # stage that does least, that is the pipeline's, too. Micro-batches are inferred from passes and bubble.
-    members = [np.flatnonzero(mesh.stage == label) for label in np.unique(mesh.stage).tolist()]
-    inside = levels(now.collective)[0]
-    least = min(float(np.median(inside[part])) for part in members)
-    waits = levels(now.pipeline)[0] + np.maximum(inside - least, 0.0)
-    # What every stage spends in collectives is in its passes (tensor parallelism): more micro-batches would not end it.
-    passes = least + sum(levels(now.parts[name])[0] for name in ("forward", "backward", "compute"))
-    share = float(np.median(waits / np.maximum(waits + passes, 1.0)))
-    few = (stages - 1) / (chunks * BATCHES_A_STAGE * stages + stages - 1)
-    if share < few:
+    share = _waiting(now, mesh)
+    if share <= 0 or _micro_batches(share, stages, chunks) >= BATCHES_A_STAGE * stages:
         return None
     best = (stages - 1) / (chunks * ENOUGH * stages + stages - 1)
     loss = (share - best) * step_ns
@@ -312,3 +303,46 @@ def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: f
     ]
     action = "Split the batch into more micro-batches, or interleave stages (virtual pipeline)."
     return _Imbalance("pipeline_bubble", now.ranks.tolist(), "pipeline_bubble", loss, 0.8, texts, action)
+
+
+def _waiting(now: GpuTimes, mesh: Mesh) -> float:
+    """Share of the time of their passes for which stages wait for others, the median over the ranks.
+
+    A stage that is through waits in the step's last collectives for the others: where it waits for longer than the
+    stage that does least, that is the pipeline's, too.
+    """
+    members = [np.flatnonzero(mesh.stage == label) for label in np.unique(mesh.stage).tolist()]
+    inside = levels(now.collective)[0]
+    least = min(float(np.median(inside[part])) for part in members)
+    waits = levels(now.pipeline)[0] + np.maximum(inside - least, 0.0)
+    # What every stage spends in collectives is in its passes (tensor parallelism): more micro-batches would not end it.
+    passes = least + sum(levels(now.parts[name])[0] for name in ("forward", "backward", "compute"))
+    return float(np.median(waits / np.maximum(waits + passes, 1.0)))
+
+
+def _micro_batches(share: float, stages: int, chunks: int) -> int:
+    """Of a step, inferred from how long stages wait. A whole number: what transfers take themselves counts as waiting
+    here, and is less than half a micro-batch."""
+    return round((stages - 1) * (1 / share - 1) / chunks)
+
+
+def stages_alike(case: Case) -> str:
+    """Where each stage of a pipeline is one rank, with nobody to compare it with but the other stages: that these
+    compute and idle equally long, and wait for one another as their micro-batches make them, in words. Empty: they
+    do not, ranks are missing, or stages have more ranks."""
+    if case.gpus is None or not case.gpus.mesh.staged or set(case.gpus.now.ranks.tolist()) != set(case.hosts):
+        return ""
+    mesh, now = case.gpus.mesh, case.gpus.now.cut(slice(-WINDOWS[1], None))
+    stages = len(np.unique(mesh.stage))
+    share = _waiting(now, mesh)
+    if stages < len(mesh.stage) or len(now.steps) < MIN_STEPS or share <= 0:
+        return ""
+    compute, idle = levels(now.compute)[0], levels(now.idle)[0]
+    step_ns = float(np.median(levels(now.step)[0]))
+    if np.ptp(compute) > LEAST * float(np.median(compute)) or np.ptp(idle) > case.threshold * step_ns:
+        return ""
+    count = _micro_batches(share, stages, 1)
+    return (
+        f"each stage is one rank: they compute for {milliseconds(compute.min())} to {milliseconds(compute.max())} a "
+        f"step, none is idle for longer than the others, and they wait for one another as with {count} micro-batches"
+    )

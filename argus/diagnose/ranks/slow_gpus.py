@@ -340,10 +340,45 @@ def find_starved(now: GpuTimes, mesh: Mesh, before: GpuTimes | None = None) -> l
     return [one for one in slow if one.phase == "idle"]
 
 
+def find_idle_stage(now: GpuTimes, mesh: Mesh) -> SlowGpu | None:
+    """A stage of a pipeline all of whose GPUs have nothing to do for longer than those of the other stages: what they
+    wait for is no other stage, and how many layers they have makes no difference to that.
+
+    Args:
+        now: The newest steps.
+        mesh: Of their ranks.
+
+    Returns:
+        None: there is none, or it costs less than :data:`argus.diagnose.case.THRESHOLD`. Otherwise ``peers`` are the
+        ranks of the other stages, and ``phase`` is "idle".
+    """
+    recent = now.cut(slice(-WINDOWS[0], None))
+    labels = np.unique(mesh.stage)
+    if not mesh.staged or len(labels) < 2 or len(recent.steps) < MIN_STEPS:
+        return None
+    # Of each stage the rank with the least: what all of its ranks share.
+    members = [np.flatnonzero(mesh.stage == label) for label in labels.tolist()]
+    idle = np.array([np.nanmin(recent.idle[part], axis=0) for part in members])
+    most = int(row_medians(idle).argmax())
+    lead = idle[most] - low_median(np.delete(idle, most, axis=0))
+    level, error = levels(lead[None])
+    excess = float(level[0])
+    if excess < max(THRESHOLD * float(np.median(row_medians(recent.step))), ERRORS * float(error[0])):
+        return None
+    slow = np.isin(np.arange(len(now.ranks)), members[most])
+    base = float(np.median(row_medians(recent.compute + recent.idle)[slow]))
+    return SlowGpu(
+        tuple(now.ranks[slow].tolist()), tuple(now.ranks[~slow].tolist()), "idle", base / (base - excess), excess,
+        excess, base, float(np.mean(lead >= excess / 2)),
+    )  # fmt: skip
+
+
 def starved_since(seen: GpuWindow, slow: SlowGpu) -> int | None:
-    """The step since which GPUs of :func:`find_starved` have less to do; None: before those that were read."""
-    own = seen.now.compute + seen.now.idle
+    """The step since which GPUs of :func:`find_starved` or :func:`find_idle_stage` have less to do; None: before those
+    that were read."""
     slow_rows, peer_rows = (np.isin(seen.now.ranks, ranks) for ranks in (slow.ranks, slow.peers))
+    same_work = bool(np.isin(seen.mesh.stage[peer_rows], seen.mesh.stage[slow_rows]).any())
+    own = seen.now.compute + seen.now.idle if same_work or not peer_rows.any() else seen.now.idle
     norm = low_median(own[peer_rows]) if peer_rows.any() else np.full(own.shape[1], slow.compute_ns - slow.excess_ns)
     lead = np.nan_to_num(np.nanmedian(own[slow_rows], axis=0) - norm)
     since = find_onset(lead, slow.excess_ns)
