@@ -34,7 +34,8 @@ QUARTER_TO_LOW, QUARTER_TO_MIDDLE = 0.970, 0.674
 LONGEST_STALL = 5
 """More stalled steps in a row are an episode, which the comparison of ranks decides."""
 LEAST_LEVEL = RECENT_STEPS
-"""So many longer steps in a row are a level of their own, which stalls stand out from as from the usual one."""
+"""So many longer steps in a row are a level of their own, which stalls stand out from as from the usual one. Where no
+more than :data:`FEW_STEPS` are known of the GPUs, which show whose stalls they are, fewer in a row are stalls."""
 LEAST_STALLS = 3
 """One or two long steps may be a checkpoint or an evaluation: noted, without naming a rank."""
 FEW_STALLS, FEW_STEPS, FEW_COST = 2, 20, 2.0
@@ -131,20 +132,21 @@ class _Window:
 def _stalled_steps(case: Case) -> Iterator[_Window]:
     """The newest steps since stalls began: as the CPUs took them, and as the GPUs did. A loop that never waits for its
     GPU runs ahead of it: its own steps show a stall late, or not at all."""
-    yield from _since_stalls(case, case.numbers, case.durations, queries.STEPS)
+    yield from _since_stalls(case, case.numbers, case.durations, LONGEST_STALL, queries.STEPS)
     if case.gpus is not None:
         took = row_medians(case.gpus.now.step.T)
         known = took > 0
-        yield from _since_stalls(case, case.gpus.now.steps[known], took[known], queries.GPU_TIMES)
+        longest = LEAST_LEVEL - 1 if np.sum(known) <= FEW_STEPS else LONGEST_STALL
+        yield from _since_stalls(case, case.gpus.now.steps[known], took[known], longest, queries.GPU_TIMES)
 
 
 def _since_stalls(
-    case: Case, numbers: NDArray[np.int64], durations: NDArray[np.float64], shown: str
+    case: Case, numbers: NDArray[np.int64], durations: NDArray[np.float64], longest: int, shown: str
 ) -> Iterator[_Window]:
     numbers, durations = numbers[-WINDOW:], durations[-WINDOW:]
     if not len(numbers):
         return
-    usual, stalled, limit = _stalls(durations, case.threshold, of_gpus=case.gpus is not None)
+    usual, stalled, limit = _stalls(durations, case.threshold, longest, of_gpus=case.gpus is not None)
     if not stalled.any():
         return
     since = 0
@@ -329,16 +331,17 @@ def _side(now: gpu_times.GpuTimes, rank: int, steps: list[int], lead_ns: float) 
 
 
 def _stalls(
-    durations: NDArray[np.float64], threshold: float, *, of_gpus: bool
+    durations: NDArray[np.float64], threshold: float, longest: int, *, of_gpus: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
-    """What each step takes if it is no stall, ns; which are; and how much longer than usual the latter are at least."""
+    """What each step takes if it is no stall, ns; which are, ``longest`` in a row; and how much longer than usual the
+    latter are at least."""
     typical, limit = _usual(durations, threshold, of_gpus=of_gpus)
     usual, longer = np.full(len(durations), typical), durations > limit * typical
     for begin, end in _runs(longer):
         if end - begin >= LEAST_LEVEL:
             own, most = _usual(durations[begin:end], threshold, of_gpus=of_gpus)
             usual[begin:end], longer[begin:end] = own, durations[begin:end] > most * own
-    return usual, _isolated(longer), limit
+    return usual, _isolated(longer, longest), limit
 
 
 def _usual(durations: NDArray[np.float64], threshold: float, *, of_gpus: bool) -> tuple[float, float]:
@@ -360,10 +363,10 @@ def _runs(those: NDArray[np.bool_]) -> list[list[int]]:
     return runs
 
 
-def _isolated(stalled: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Stalled steps less those of runs longer than :data:`LONGEST_STALL`, shape (steps,)."""
+def _isolated(stalled: NDArray[np.bool_], longest: int) -> NDArray[np.bool_]:
+    """Stalled steps less those of which more than ``longest`` are in a row, shape (steps,)."""
     kept: NDArray[np.bool_] = stalled.copy()
     for begin, end in _runs(stalled):
-        if end - begin > LONGEST_STALL:
+        if end - begin > longest:
             kept[begin:end] = False
     return kept

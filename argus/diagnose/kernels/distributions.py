@@ -51,6 +51,9 @@ QUANTILES = (np.arange(64) + 0.5) / 64
 SAME_TIME, SAME_KERNELS = 0.9, 0.8
 """Part of the time in kernels, and of the kernels, that must take longer for the GPU to be what is slow: its clocks
 show in all that computes."""
+UNIT_KERNELS, UNIT_ALIKE = 4, 0.05
+"""Or so many kernels by the same factor, this far apart, while the others take as long as elsewhere: a unit of the GPU
+is slow, such as the one that multiplies matrices. Kernels that are called with larger shapes differ in their factor."""
 COUNTED = 0.01
 """Share of that time from which a kernel counts as one."""
 FEWEST = 3
@@ -146,6 +149,10 @@ def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: 
     longer = took >= usual * (1 + (excess - 1) / 2)
     counts = cost >= COUNTED * cost.sum()
     explained, in_all = (float(np.log(max(one, 1e-9)) / np.log(excess)) for one in (slower, whole / max(theirs, 1.0)))
+    ratio, beyond = took / usual, longer & counts
+    same = ratio[counts & ~longer]
+    unit = beyond.sum() >= UNIT_KERNELS and bool(np.ptp(ratio[beyond]) <= UNIT_ALIKE * np.median(ratio[beyond]))
+    unit = unit and (not len(same) or float(np.abs(same - 1).max()) <= UNIT_ALIKE)
     reason = ""
     if explained <= 1 - EXPLAINED and in_all >= EXPLAINED:
         reason = "more"
@@ -153,8 +160,7 @@ def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: 
         explained >= EXPLAINED
         and abs(more - 1) <= AS_OFTEN
         and cost.sum() >= COMMON * whole
-        and cost[longer].sum() >= SAME_TIME * cost.sum()
-        and longer[counts].mean() >= SAME_KERNELS
+        and (unit or (cost[longer].sum() >= SAME_TIME * cost.sum() and longer[counts].mean() >= SAME_KERNELS))
     ):
         reason = "slower"
     return Launches(int(both.sum()), slower, more, reason)

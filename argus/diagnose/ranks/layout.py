@@ -314,15 +314,14 @@ def _waiting(now: GpuTimes, mesh: Mesh) -> float:
     members = [np.flatnonzero(mesh.stage == label) for label in np.unique(mesh.stage).tolist()]
     inside = levels(now.collective)[0]
     least = min(float(np.median(inside[part])) for part in members)
-    waits = levels(now.pipeline)[0] + np.maximum(inside - least, 0.0)
+    waits = levels(now.pipeline - now.transfer)[0] + np.maximum(inside - least, 0.0)
     # What every stage spends in collectives is in its passes (tensor parallelism): more micro-batches would not end it.
     passes = least + sum(levels(now.parts[name])[0] for name in ("forward", "backward", "compute"))
     return float(np.median(waits / np.maximum(waits + passes, 1.0)))
 
 
 def _micro_batches(share: float, stages: int, chunks: int) -> int:
-    """Of a step, inferred from how long stages wait. A whole number: what transfers take themselves counts as waiting
-    here, and is less than half a micro-batch."""
+    """Of a step, inferred from how long stages wait."""
     return round((stages - 1) * (1 / share - 1) / chunks)
 
 
@@ -344,5 +343,6 @@ def stages_alike(case: Case) -> str:
     count = _micro_batches(share, stages, 1)
     return (
         f"each stage is one rank: they compute for {milliseconds(compute.min())} to {milliseconds(compute.max())} a "
-        f"step, none is idle for longer than the others, and they wait for one another as with {count} micro-batches"
+        f"step, none is idle for longer than the others, and they wait for one another as with {count} micro-batches; "
+        "how fast the links between them should be is not known"
     )

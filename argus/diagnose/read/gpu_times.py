@@ -46,6 +46,7 @@ class GpuTimes:
         compute: All of them together, shape (ranks, steps).
         collective: Only collectives ran, shape (ranks, steps).
         pipeline: Only sends and receives ran, or it waited for them, shape (ranks, steps).
+        transfer: The part of that in which data were on their way, shape (ranks, steps).
         idle: It was idle, or waited for data, shape (ranks, steps).
         step: The step on the GPU, shape (ranks, steps).
         kernels: Kernels of a step, the median over the steps, shape (ranks,).
@@ -57,6 +58,7 @@ class GpuTimes:
     compute: Float
     collective: Float
     pipeline: Float
+    transfer: Float
     idle: Float
     step: Float
     kernels: Int
@@ -64,7 +66,7 @@ class GpuTimes:
     def cut(self, kept: slice) -> GpuTimes:
         """Some of the steps."""
         parts = {name: values[:, kept] for name, values in self.parts.items()}
-        waits = self.collective[:, kept], self.pipeline[:, kept], self.idle[:, kept], self.step[:, kept]
+        waits = (part[:, kept] for part in (self.collective, self.pipeline, self.transfer, self.idle, self.step))
         return GpuTimes(self.ranks, self.steps[kept], parts, self.compute[:, kept], *waits, self.kernels)
 
 
@@ -83,7 +85,7 @@ def times_of(columns: Mapping[str, NDArray[Any]], steps: Int | None = None) -> G
     parts = {phase: matrix(f"{phase}_ns") for phase in COMPUTES}
     compute = np.sum(list(parts.values()), axis=0)
     kernels = row_medians(matrix("kernels")).astype(np.int64) if len(numbers) else np.zeros(len(ranks), np.int64)
-    waits = matrix("collective_ns"), matrix("pipeline_ns"), matrix("idle_ns"), matrix("step_ns")
+    waits = (matrix(f"{name}_ns") for name in ("collective", "pipeline", "transfer", "idle", "step"))
     return GpuTimes(ranks, numbers, parts, compute, *waits, kernels)
 
 

@@ -146,7 +146,7 @@ def _whole(now: GpuTimes) -> GpuTimes:
     if known.all():
         return now
     parts = {name: values[:, known] for name, values in now.parts.items()}
-    waits = now.collective[:, known], now.pipeline[:, known], now.idle[:, known], now.step[:, known]
+    waits = (part[:, known] for part in (now.collective, now.pipeline, now.transfer, now.idle, now.step))
     return GpuTimes(now.ranks, now.steps[known], parts, now.compute[:, known], *waits, now.kernels)
 
 

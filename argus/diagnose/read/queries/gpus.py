@@ -14,6 +14,7 @@ SELECT rank, step,
        toFloat64(sumIf(duration_ns, phase IN ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'broadcast',
                                               'reduce', 'communication'))) AS collective_ns,
        toFloat64(sumIf(duration_ns, phase IN ('send_recv', 'pipeline_bubble'))) AS pipeline_ns,
+       toFloat64(sumIf(duration_ns, phase = 'send_recv')) AS transfer_ns,
        toFloat64(sumIf(duration_ns, phase IN ('idle', 'data_loading', 'memcpy', 'checkpoint'))) AS idle_ns,
        toFloat64(sum(duration_ns)) AS step_ns,
        toInt64(sumIf(operations, phase IN ('forward', 'backward', 'optimizer', 'compute'))) AS kernels

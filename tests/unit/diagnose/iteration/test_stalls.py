@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from argus.diagnose.read import queries
+from argus.diagnose.run import diagnose
 from argus.diagnose.stored import diagnose_store
+from argus.diagnose.verdict import Finding
 from argus.simulate.faults import parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.write import Spec, write
@@ -17,6 +24,7 @@ BEGUN = 30
 STEPS = """
 SELECT step, duration_ns FROM iterations WHERE job = {job:String} AND run = 1 AND rank = {rank:UInt32} ORDER BY step
 """
+GPU_STEPS = "SELECT duration_ns AS step_ns FROM gpu_steps WHERE job = {job:String} AND rank = 0 ORDER BY step"
 
 
 @pytest.mark.parametrize("kind", ["gc_pause", "jit_stall", "jitter"])
@@ -33,3 +41,52 @@ def test_stalls_of_one_rank_have_one_begin_and_one_cost(shared: Store, kind: str
     # Steps before the first stall are no part of what a step takes now.
     assert finding["share"] == 1.0
     assert verdict["slowdown"] == pytest.approx(finding["slowdown"], rel=0.01)
+
+
+def running_ahead(store: Store, job: str, stalls: Mapping[int, float] | None = None) -> list[Finding]:
+    """The findings on a job whose loop never waits for its GPU: the CPUs' steps are all alike, whatever the GPUs do.
+    ``stalls``: of rank 5's GPU, which all wait for, in ns by step."""
+
+    def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        columns = query_columns(store, text, params)
+        if text == queries.STEPS:
+            columns["duration_ns"] = np.full_like(columns["duration_ns"], np.median(columns["duration_ns"]))
+        if text == queries.GPU_TIMES:
+            extra = np.array([(stalls or {}).get(step, 0.0) for step in columns["step"].tolist()])
+            idles = columns["rank"] == 5
+            columns["step_ns"] = columns["step_ns"] + extra
+            columns["idle_ns"] = columns["idle_ns"] + extra * idles
+            columns["collective_ns"] = columns["collective_ns"] + extra * ~idles
+        return columns
+
+    return diagnose(query, job, 1)["findings"]
+
+
+def test_stalls_of_a_loop_that_never_waits_for_its_gpu_are_seen_by_the_gpus(shared: Store) -> None:
+    fault = parse("gc_pause:loud:ranks=6")
+    write(shared, "ahead", Spec(Mesh(dp=8), faults=[fault], steps=60), run=1, start_ns=START_NS)
+    (finding,) = running_ahead(shared, "ahead")
+    assert (finding["kind"], finding["ranks"]) == ("gc_pause", [6])
+    assert "its GPU had nothing to do: its CPU was late" in finding["evidence"][1]["text"]
+    own = query_columns(shared, GPU_STEPS, {"job": "ahead"})["step_ns"].astype(float)
+    assert finding["slowdown"] == pytest.approx(np.mean(own) / np.median(own), rel=0.05)
+
+
+@pytest.mark.parametrize("steps", [20, 60])
+def test_two_stalls_are_enough_in_few_steps_only(shared: Store, steps: int) -> None:
+    """Nobody saves a checkpoint every ten steps; every thirty somebody may."""
+    job = f"two-{steps}"
+    write(shared, job, Spec(Mesh(dp=16), steps=steps, seed=3), run=1, start_ns=START_NS)
+    assert running_ahead(shared, job) == []
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": job})["step_ns"]))
+    found = running_ahead(shared, job, dict.fromkeys((steps // 2, steps - 3), 0.1 * steps * step_ns))
+    assert [(one["kind"], one["ranks"]) for one in found] == ([("jitter", [5])] if steps == 20 else [])
+
+
+def test_stalls_in_most_of_a_few_steps(shared: Store) -> None:
+    """Six of twelve in a row: too few steps to be a level of their own."""
+    write(shared, "row", Spec(Mesh(dp=16), steps=12, seed=3), run=1, start_ns=START_NS)
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": "row"})["step_ns"]))
+    (finding,) = running_ahead(shared, "row", dict.fromkeys(range(6), 0.8 * step_ns))
+    assert (finding["kind"], finding["ranks"]) == ("jitter", [5])
+    assert finding["slowdown"] == pytest.approx(1 + 6 * 0.8 / 12, rel=0.02)

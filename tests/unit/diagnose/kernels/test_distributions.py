@@ -25,7 +25,7 @@ STEPS, STEP_MS = 60, 20
 NAMES = {"gemm": 40, "softmax": 10, "adam": 5}
 RANKS = 6
 COLUMNS = (
-    "rank", "step", "kernels", "collective_ns", "pipeline_ns", "idle_ns", "step_ns",
+    "rank", "step", "kernels", "collective_ns", "pipeline_ns", "transfer_ns", "idle_ns", "step_ns",
     *(f"{name}_ns" for name in COMPUTES)
 )  # fmt: skip
 
@@ -190,6 +190,24 @@ def test_longer_kernels_are_distinguished_from_more_of_them(
         found = compared(of_ranks(*others[:place], own, *others[place:]), [place], excess)
         assert found is not None
         assert found.reason == reason
+
+
+@pytest.mark.parametrize(("factors", "reason"), [
+    ((1.3, 1.31, 1.29, 1.3), "slower"),
+    # Three only; shapes of their own; the rest is not as elsewhere.
+    ((1.3, 1.3, 1.3, 1.0), ""),
+    ((1.2, 1.3, 1.45, 1.3), ""),
+    ((1.3, 1.3, 1.3, 1.3, 0.8), ""),
+])  # fmt: skip
+def test_kernels_of_one_kind_that_take_longer_alike_are_a_slow_unit(factors: tuple[float, ...], reason: str) -> None:
+    layer = {**{f"gemm{which}": (10, 500.0) for which in range(4)}, "norm": (20, 100.0), **LAYER}
+    own = dict(layer)
+    for name, factor in zip(layer, factors, strict=False):
+        own[name] = (layer[name][0], layer[name][1] * factor)
+    excess = sum(n * ns for n, ns in own.values()) / sum(n * ns for n, ns in layer.values())
+    found = compared(of_ranks(own, layer, layer), [0], excess)
+    assert found is not None
+    assert found.reason == reason
 
 
 def test_kernels_that_cannot_be_compared() -> None:

@@ -16,7 +16,7 @@ from argus.diagnose.ranks import layout
 from argus.diagnose.ranks.late_ranks import kept_waiting, narrowed
 from argus.diagnose.ranks.lateness import Straggler
 from argus.diagnose.ranks.lost_lead import lost_its_lead
-from argus.diagnose.ranks.slow_gpus import all_grown, detect, find_slow, find_starved, starved_since
+from argus.diagnose.ranks.slow_gpus import all_grown, detect, find_idle_stage, find_slow, find_starved, starved_since
 from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import COMPUTES, read, times_of
 from argus.diagnose.read.peers import Mesh, between_stages, mesh_of
@@ -77,7 +77,11 @@ class Cluster:
         bubble = longest[d] - pace[group]
         numbers = np.broadcast_to(np.arange(self.steps), shape)
         columns = {f"{name}_ns": values for name, values in drawn.items()}
-        columns |= {"collective_ns": wait_mates + wait_peers + 2 * MS, "pipeline_ns": bubble}
+        columns |= {
+            "collective_ns": wait_mates + wait_peers + 2 * MS,
+            "pipeline_ns": bubble,
+            "transfer_ns": np.zeros(shape),
+        }
         columns |= {"idle_ns": self.idle * np.ones(shape)}
         columns |= {"step_ns": np.broadcast_to(step + 2 * MS, shape), "kernels": np.full(shape, 500)}
         columns |= {"rank": np.broadcast_to(np.arange(self.count)[:, None], shape), "step": numbers}
@@ -318,6 +322,70 @@ def test_what_a_gpu_waits_for_its_cpu_is_judged_by_its_own_noise() -> None:
     seen = read(cluster.query, {}, np.arange(60), 8, None)
     assert seen is not None
     assert [one.ranks for one in find_starved(seen.now, seen.mesh, seen.before)] == [(5,)]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_stage_that_is_idle_is_compared_with_the_other_stages(tp: int) -> None:
+    """All along: it has no earlier steps to be compared with."""
+    cluster = Cluster(1, tp=tp, pp=4)
+    cluster.stage_work[3] = 1.3
+    assert find_idle_stage(times_of(cluster.columns()), cluster.mesh()) is None
+    ranks = tuple(range(tp, 2 * tp))
+    cluster.idle[list(ranks)] += 20 * MS
+    seen = read(cluster.query, {}, np.arange(60), cluster.count, None)
+    assert seen is not None
+    found = find_idle_stage(seen.now, seen.mesh)
+    assert found is not None
+    assert (found.ranks, len(found.peers), found.persistence) == (ranks, 3 * tp, 1.0)
+    assert found.cost_ns == pytest.approx(20 * MS, rel=0.02)
+    assert starved_since(seen, found) is None
+    (straggler,), _ = kept_waiting([], seen, MS)
+    assert (straggler.ranks, straggler.whole_stage, straggler.idle) == (ranks, True, True)
+    # Less than a twentieth of a step is not reported, nor one rank of a stage, which has peers.
+    cluster.idle[list(ranks)] -= 17 * MS
+    assert find_idle_stage(times_of(cluster.columns()), cluster.mesh()) is None
+    cluster.idle[ranks[0]] += 20 * MS
+    alone = find_idle_stage(times_of(cluster.columns()), cluster.mesh())
+    assert (alone is None) == (tp > 1)
+
+
+def test_a_stage_that_is_idle_since_a_step() -> None:
+    cluster = Cluster(1, pp=4)
+    cluster.stage_work[:] = 1.0, 1.4, 1.2, 1.0
+    cluster.idle[3, 20:] += 20 * MS
+    seen = read(cluster.query, {}, np.arange(60), 4, None)
+    assert seen is not None
+    found = find_idle_stage(seen.now, seen.mesh)
+    assert found is not None
+    assert starved_since(seen, found) == 20
+
+
+# ---- pipelines that wait for work
+
+
+@pytest.mark.parametrize(("micro", "transfers"), [(6, 0.0), (6, 5.0), (5, 0.0), (5, 5.0)])
+def test_a_pipeline_s_micro_batches_are_whole_numbers(micro: int, transfers: float) -> None:
+    """Six for four stages are enough, five are not; how many ms transfers take themselves makes no difference."""
+    cluster = Cluster(1, pp=4, micro=micro)
+    cluster.noise = 0.002
+    case = cluster.case()
+    assert case.gpus is not None
+    case.gpus.now.pipeline[:] += transfers * MS
+    case.gpus.now.transfer[:] = transfers * MS
+    found = [one.kind for one in layout.suspects_of(case, case.gpus)]
+    assert found == ([] if micro == 6 else ["pipeline_bubble"])
+    assert f"{micro} micro-batches" in layout.stages_alike(case)
+
+
+def test_stages_of_one_rank_that_differ_are_not_alike() -> None:
+    def alike(cluster: Cluster) -> str:
+        return layout.stages_alike(cluster.case())
+
+    assert alike(Cluster(1, pp=4)).startswith("each stage is one rank: they compute for 6")
+    assert alike(Cluster(2, pp=4)) == ""
+    slow, idle = Cluster(1, pp=4).slow([2], 1.1), Cluster(1, pp=4)
+    idle.idle[2] += 10 * MS
+    assert (alike(slow), alike(idle)) == ("", "")
 
 
 # ---- who comes late, and whose GPU does

@@ -99,7 +99,9 @@ def seen(step_ms: float) -> GpuWindow:
         return np.full((4, 12), ms * MS)
 
     parts = {"forward": of(40.0), "backward": of(80.0), "optimizer": of(5.0), "compute": of(0)}
-    now = GpuTimes(ranks, steps, parts, of(125.0), of(0), of(step_ms - 125.0), of(0), of(step_ms), np.full(4, 100))
+    now = GpuTimes(
+        ranks, steps, parts, of(125.0), of(0), of(step_ms - 125.0), of(0), of(0), of(step_ms), np.full(4, 100)
+    )
     stage = np.array([0, 0, 1, 1])
     return GpuWindow(now, None, Peers(ranks, stage, ranks, np.array([0, 1, 0, 1]), True), {"first": 0, "last": 11})
 
