@@ -66,7 +66,7 @@ EXPLANATIONS = (
     Explanation(
         "pipeline_bubble",
         "Pipeline stages wait for one another more than the number of micro-batches allows.",
-        "GPU times: the pipeline's idle time exceeds that of a pipeline with 1.5 micro-batches a stage.",
+        "GPU times: stages wait for one another as long as with 1.5 micro-batches a stage, or longer.",
         "GPUs wait for other stages for 31 % of the step; with 2 micro-batches on 4 stages 60 % is the least",
         "Use more micro-batches a step, or more model chunks a stage (virtual pipeline).",
         "model",

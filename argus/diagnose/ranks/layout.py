@@ -46,7 +46,7 @@ argus.diagnose.whatif.operations)."""
 BEFORE = 5
 """Steps before the first of a regression that may be of it already."""
 BATCHES_A_STAGE = 1.5
-"""A pipeline with fewer micro-batches a stage than this is reported to wait for work. Megatron-LM (SC '21) asks for
+"""A pipeline with no more micro-batches a stage than this is reported to wait for work. Megatron-LM (SC '21) asks for
 many times as many as there are stages; of p stages and m micro-batches (p - 1) / (m + p - 1) of the time is the
 bubble."""
 ENOUGH = 4.0
@@ -291,7 +291,7 @@ def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: f
     if not mesh.staged or stages < 2:
         return None
     share = _waiting(now, mesh)
-    if share <= 0 or _micro_batches(share, stages, chunks) >= BATCHES_A_STAGE * stages:
+    if share <= 0 or _micro_batches(share, stages, chunks) > BATCHES_A_STAGE * stages:
         return None
     best = (stages - 1) / (chunks * ENOUGH * stages + stages - 1)
     loss = (share - best) * step_ns
