@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.case import HANG_S, MIN_STEPS, THRESHOLD, Asked, Case, hosts_of
+from argus.diagnose.case import HANG_S, MIN_STEPS, THRESHOLD, Asked, Case, hosts_of, step_time
 from argus.diagnose.causes import behaviour, node_health
 from argus.diagnose.causes.stacks import StackReader
 from argus.diagnose.detector import ask
@@ -22,7 +22,6 @@ from argus.diagnose.read.ahead import Ahead, remembered
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.query import Query, of_job
 from argus.diagnose.reason import conclude, without_steps
-from argus.diagnose.suspect import slowdown_of
 from argus.diagnose.verdict import SCHEMA, Verdict
 from argus.diagnose.whatif import dependencies, operations, relief
 from argus.diagnose.whatif.dependencies import Layout, Operations
@@ -120,17 +119,17 @@ def _diagnose(ahead: Ahead, request: _Request) -> Verdict:
     verdict["ranks"] = int(series["ranks"].max(initial=0))
     if len(series["step"]):
         verdict["steps"] = [int(series["step"][0]), int(series["step"][-1])]
+    calls = float(np.median(series["calls"][sure]) * verdict["ranks"]) if len(numbers) else 0.0
+    case = Case(
+        query, ahead, params, request.asked, numbers, durations, verdict["ranks"], calls, request.across, request.stacks
+    )
     if len(numbers) < MIN_STEPS:
         unsure = len(series["step"]) - len(numbers)
         verdict["reason"] = f"{len(numbers)} whole steps were seen, {MIN_STEPS} are needed" + (
             f" ({unsure} more had no sure boundary)" if unsure else ""
         )
-        _by_few_steps(verdict, query, request, numbers, durations)
+        _by_few_steps(verdict, case)
         return verdict
-    calls = float(np.median(series["calls"][sure]) * verdict["ranks"])
-    case = Case(
-        query, ahead, params, request.asked, numbers, durations, verdict["ranks"], calls, request.across, request.stacks
-    )
     _by_detectors(verdict, case, world_size)
     if request.judged is not None:
         request.judged(case)
@@ -204,24 +203,22 @@ def _by_other_than_steps(verdict: Verdict, query: Query, params: Mapping[str, An
         verdict["reason"] = without_steps(query, params, query(queries.LAST_LOOK, params)) or verdict["reason"]
 
 
-def _by_few_steps(
-    verdict: Verdict,
-    query: Query,
-    request: _Request,
-    numbers: NDArray[np.int64],
-    durations: NDArray[np.float64],
-) -> None:
-    """Fills in the verdict on a recording of few steps: what the kernels prove, and why the rest is not reported."""
-    params, across = request.params, request.across
-    hosts = hosts_of(query, params)
-    suspects = short.slow_ranks(query, params, numbers, durations, hosts, across, request.asked.threshold)
-    rest = f"{verdict['reason']} for what is no kernel's: who comes late, stalls, links, changes"
+def _by_few_steps(verdict: Verdict, case: Case) -> None:
+    """Fills in the verdict on a recording of few steps: what the GPUs' times and kernels prove, and why the rest is not
+    reported."""
+    query, params, numbers = case.query, case.params, case.numbers
+    suspects = short.slow_ranks(query, params, numbers, case.durations, case.hosts, case.across, case.threshold)
+    step_ns = float(np.median(case.durations)) if len(numbers) else 0.0
+    if not suspects and len(numbers):
+        suspects, step_ns = short.waiting(case)
+    rest = f"{verdict['reason']} for what the GPUs' own times do not show: who comes late, changes"
     if suspects:
-        verdict["status"], verdict["findings"] = "degraded", findings_of(suspects, verdict["job"], verdict["run"])
-        lost_ns = sum(suspect.lost_ns for suspect in suspects)
-        verdict["slowdown"] = round(slowdown_of(float(np.median(durations)), lost_ns), 4)
+        verdict["status"] = "degraded"
+        verdict["findings"] = findings_of(suspects, verdict["job"], verdict["run"])
+        step = step_time(step_ns, suspects)
+        verdict["slowdown"] = round(max(1.0, step.now_ns / step.ideal_ns), 4)
         verdict["reason"] = rest
-    elif len(numbers) >= short.MIN_STEPS and short.comparable(query, params, numbers, across):
+    elif len(numbers) >= short.MIN_STEPS and short.comparable(query, params, numbers, case.across):
         verdict["reason"] = f"{rest}; kernels of ranks with the same work take equally long"
 
 

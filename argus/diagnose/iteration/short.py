@@ -1,7 +1,8 @@
-"""Recordings of few steps: what their kernels prove, which run by the thousand in a single step.
+"""Recordings of few steps: what their kernels prove, which run by the thousand in a single step, and whose GPU has
+nothing to do.
 
 A profiler's recording has 3 to 25 steps. Ten steps on either side of a change, and ten to compare ranks in, are what
-step times alone need; where the GPUs' own times agree, fewer are enough.
+step times alone need; where the GPUs' own times show it, fewer are enough.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.diagnose.case import Case
+from argus.diagnose.causes import lost_time
+from argus.diagnose.iteration import stalls
 from argus.diagnose.iteration.regression import REGRESSION, Regression
 from argus.diagnose.kernels import distributions
+from argus.diagnose.ranks import links
+from argus.diagnose.ranks.lateness import Straggler, by_chance
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.hosts import Hosts
-from argus.diagnose.read.peers import mesh_of
+from argus.diagnose.read.peers import between_stages, mesh_of
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import low_median
+from argus.diagnose.robust import low_median, row_medians
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
 from argus.model.units import milliseconds, ranks_text
@@ -173,6 +179,62 @@ def slow_ranks(
         lost_ns = sum(one.cost_ns for one in kernels)
         if rank not in named and lost_ns >= threshold * step_ns:
             suspects.append(_suspect_by_kernels(rank, kernels, lost_ns, numbers, step_ns, hosts, shown))
+    return suspects
+
+
+def gpus_of(case: Case) -> gpu_times.GpuWindow | None:
+    """What the GPUs did in all steps of a recording of few; None: nothing is known of it, or it has fewer than
+    :data:`FEWEST`. The parameters of the case get the communicators to leave out, as those of longer ones do."""
+    window = {**case.params, "first": int(case.numbers[0]), "last": case.last}
+    times = gpu_times.times_of(case.query(queries.GPU_TIMES, window), case.numbers)
+    if len(times.ranks) < 2 or len(times.steps) < FEWEST:
+        return None
+    groups = case.query(queries.GROUPS, case.params)
+    case.params["left_out"] = between_stages(groups, gpu_times.joined(case.across))
+    mesh = mesh_of(groups, times.ranks, times.kernels, gpu_times.joined(case.across))
+    return gpu_times.GpuWindow(times, None, mesh, window)
+
+
+def waiting(case: Case) -> tuple[list[Suspect], float]:
+    """What GPUs wait for in a recording of few steps: their CPUs, in each step or in some, or a link; and what a step
+    takes on the GPUs, ns.
+
+    Args:
+        case: From here on with what its GPUs did, and their steps: a loop that has not filled the queues yet is far
+            ahead. Without who came late.
+    """
+    seen = gpus_of(case)
+    if seen is None:
+        return [], 0.0
+    case.gpus, case.lateness = seen, None
+    case.numbers, case.durations = seen.now.steps, row_medians(seen.now.step.T)
+    suspects = _idle_in_each_step(case, seen) or links.of_steps(case, FEWEST) or stalls.detect(case)
+    count = len(seen.now.steps)
+    for suspect in suspects:
+        suspect.confidence *= SURE * count / (count + 1)
+    return suspects, float(np.median(case.durations))
+
+
+def _idle_in_each_step(case: Case, seen: gpu_times.GpuWindow) -> list[Suspect]:
+    """Ranks whose GPUs have nothing to do for longer than those with the same work, or than the other stages of a
+    pipeline of one rank a stage."""
+    now, mesh = seen.now, seen.mesh
+    step_ns, count = float(np.median(row_medians(now.step))), len(now.steps)
+    labels = np.unique(mesh.stage)
+    alone = mesh.staged and len(labels) == len(now.ranks)
+    together = [np.arange(len(now.ranks))] if alone else [np.flatnonzero(mesh.stage == one) for one in labels.tolist()]
+    suspects = []
+    for members in (part for part in together if len(part) > 1):
+        lead = now.idle[members] - low_median(now.idle[members])
+        typical = row_medians(lead)
+        place = int(typical.argmax())
+        gain = float(typical[place] - np.delete(typical, place).max())
+        if gain < case.threshold * step_ns or np.nanmin(lead[place]) < gain / 2:
+            continue
+        rank, chance = int(now.ranks[members[place]]), by_chance(count, count, 1, len(members))
+        straggler = Straggler((rank,), gain, 1.0, chance, count, idle=True, whole_stage=alone)
+        suspect = lost_time.suspect_of(case, lost_time.explain(case, straggler, int(case.numbers[0])))
+        suspects.append(suspect)
     return suspects
 
 

@@ -44,8 +44,9 @@ they cost so many times the threshold, it is named."""
 ALPHA_OWN = 0.02
 """Chance that the stalls of ranks by turns all hit one, where the GPUs' own times show whose they are: that stalls cost
 so much at all is rarer in healthy jobs. (The last to come is somebody in any long step.)"""
-ALPHA_FEW = 0.1
-"""The same for :data:`FEW_STALLS`, which no smaller chance can be shown of with 10 ranks to 50."""
+ALPHA_FEW = 0.15
+"""The same for :data:`FEW_STALLS`: two are on one of 8 ranks by chance in one of 8 jobs that have just two, which are
+rare. The confidence shows it."""
 SAME_RANK = 0.6
 """Share of the stalled steps in which one rank must have been the last, to be named. With less it is named where its
 own stalls alone cost the threshold and :data:`argus.diagnose.ranks.lateness.ALPHA` leaves no doubt, or where so many

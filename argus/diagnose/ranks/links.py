@@ -65,15 +65,18 @@ class SlowLink:
     peers: int
 
 
-def find_slow_links(now: Transfers, before: Transfers | None = None, *, least: float = LEAST) -> list[SlowLink]:
+def find_slow_links(
+    now: Transfers, before: Transfers | None = None, *, least: float = LEAST, fewest: int = MIN_STEPS
+) -> list[SlowLink]:
     """Transfers that take longer than the others of their kind, those that cost most first.
 
     Args:
-        now: Of the newest steps, at least :data:`argus.diagnose.read.gpu_times.MIN_STEPS`.
+        now: Of the newest steps.
         before: Of the first ones.
         least: Excess that counts, as a share of the transfer.
+        fewest: Of fewer steps nothing is concluded.
     """
-    if len(now.steps) < MIN_STEPS or not len(now.names):
+    if len(now.steps) < fewest or not len(now.names):
         return []
     recent = now.took[:, -WINDOWS[0] :]
     excess = np.zeros(len(now.names))
@@ -119,6 +122,11 @@ class SlowLinkSuspect(Suspect):
 
 def detect(case: Case) -> list[Suspect]:
     """The link that all slow transfers have in common: one suspect at most."""
+    return of_steps(case, MIN_STEPS)
+
+
+def of_steps(case: Case, fewest: int) -> list[Suspect]:
+    """:func:`detect` in so many steps at least."""
     if (carried := case.transfers) is None or case.gpus is None:
         return []
     now, dimensions, read, newest = carried.now, carried.dimensions, carried.read, carried.newest
@@ -127,7 +135,7 @@ def detect(case: Case) -> list[Suspect]:
     # Their own past is needed by those that have no like.
     alone = len(now.names) > 0 and bool((np.bincount(now.alike) == 1).any())
     before = read(first) if len(first) and alone else None
-    slow = find_slow_links(now, before)
+    slow = find_slow_links(now, before, fewest=fewest)
     step_ns = float(np.median(case.durations[-WINDOWS[0] :]))
     if not slow or slow[0].excess_ns < LEAST_SHARE * step_ns:
         return []
