@@ -211,7 +211,7 @@ def _by_few_steps(verdict: Verdict, case: Case) -> None:
     step_ns = float(np.median(case.durations)) if len(numbers) else 0.0
     if not suspects and len(numbers):
         suspects, step_ns = short.waiting(case)
-    rest = f"{verdict['reason']} for what the GPUs' own times do not show: who comes late, changes"
+    rest = f"{verdict['reason']} for what the GPUs' own times do not show: late ranks, changes"
     if suspects:
         verdict["status"] = "degraded"
         verdict["findings"] = findings_of(suspects, verdict["job"], verdict["run"])

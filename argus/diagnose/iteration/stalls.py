@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.case import Case, evidence
+from argus.diagnose.causes import lost_time
 from argus.diagnose.causes.contention import explain_jitter
+from argus.diagnose.causes.cpu_time import attribute, attribute_by_phases
 from argus.diagnose.causes.crowded import explain_crowded_jitter
 from argus.diagnose.ranks.lateness import ALPHA, RECENT_STEPS, by_chance
 from argus.diagnose.ranks.slow_gpus import LEAST_SHARE
@@ -47,6 +49,7 @@ so much at all is rarer in healthy jobs. (The last to come is somebody in any lo
 ALPHA_FEW = 0.15
 """The same for :data:`FEW_STALLS`: two are on one of 8 ranks by chance in one of 8 jobs that have just two, which are
 rare. The confidence shows it."""
+CPU_LATE = " (its GPU had nothing to do: its CPU was late)"
 SAME_RANK = 0.6
 """Share of the stalled steps in which one rank must have been the last, to be named. With less it is named where its
 own stalls alone cost the threshold and :data:`argus.diagnose.ranks.lateness.ALPHA` leaves no doubt, or where so many
@@ -92,6 +95,8 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
         f"{milliseconds(float(np.median(window.usual)))}"
     )
     suspect = _suspect(case, window, stalling, [evidence(text, window.shown, shown), *stalling.evidence])
+    if stalling.cpu_late:
+        _explain_by_cpu(case, suspect, stalling)
     explain_jitter(case.query, case.params, suspect, min(len(case.numbers), WINDOW))
     if case.gpus is None:
         explain_crowded_jitter(case.query, case.params, suspect, case.hosts)
@@ -215,6 +220,8 @@ class _StallingRank:
         lost_ns: What its stalls cost together.
         persistence: Part of the stalls that are its own.
         p_value: Chance of that.
+        lead_ns: By how much it was later than the others in a typical one.
+        cpu_late: Its GPU had nothing to do in them.
         loads_code: It compiled or loaded GPU code meanwhile.
         evidence: For it.
     """
@@ -224,6 +231,8 @@ class _StallingRank:
     lost_ns: float
     persistence: float
     p_value: float
+    lead_ns: float
+    cpu_late: bool
     loads_code: bool
     evidence: list[Evidence]
 
@@ -267,7 +276,8 @@ def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, A
         if loads_code:
             text = f"it spent {milliseconds(float(spent[0]))} loading or compiling GPU code in that time"
             cited.append(evidence(text, queries.LOADING, at))
-        return _StallingRank(rank, min(some[step][2] for step in steps), cost, persistence, p_value, loads_code, cited)
+        since = min(some[step][2] for step in steps)
+        return _StallingRank(rank, since, cost, persistence, p_value, lead, side == CPU_LATE, loads_code, cited)
     return None
 
 
@@ -328,7 +338,28 @@ def _side(now: gpu_times.GpuTimes, rank: int, steps: list[int], lead_ns: float) 
     idle, compute = (float(np.nanmedian(part[those]) - np.nanmedian(part[~those])) for part in parts)
     if max(idle, compute) < lead_ns / 2:
         return ""
-    return " (its GPU had nothing to do: its CPU was late)" if idle >= compute else " (its GPU took longer to compute)"
+    return CPU_LATE if idle >= compute else " (its GPU took longer to compute)"
+
+
+def _explain_by_cpu(case: Case, suspect: Suspect, stalling: _StallingRank) -> None:
+    """Turns the stalls of a rank into ``data_loading`` where it waits for its data for longer than the others in every
+    step: a CPU that is ahead of its GPU makes up for most of that."""
+    others = lost_time.some([rank for rank in case.hosts if rank != stalling.rank])
+    at = {**case.params, "first": stalling.since, "last": case.last, "ranks": [stalling.rank, *others]}
+    late = (stalling.rank,)
+    cause = attribute(case.query(queries.CPU_TIME, at), late, stalling.lead_ns)
+    shown = queries.CPU_TIME
+    if cause.kind != "data_loading":
+        by_phase = attribute_by_phases(case.query(queries.PHASE_TIME, at), late, stalling.lead_ns)
+        if by_phase is None or by_phase.kind != "data_loading":
+            return
+        cause, shown = by_phase, queries.PHASE_TIME
+    suspect.kind, suspect.phase, suspect.level = cause.kind, "data_loading", "phase"
+    suspect.evidence.append(evidence(cause.text, shown, at))
+    suspect.action = (
+        f"Look at the data loader of rank {stalling.rank}: its workers, prefetching, and the disk or network it reads "
+        "from."
+    )
 
 
 def _stalls(

@@ -43,9 +43,11 @@ def test_stalls_of_one_rank_have_one_begin_and_one_cost(shared: Store, kind: str
     assert verdict["slowdown"] == pytest.approx(finding["slowdown"], rel=0.01)
 
 
-def running_ahead(store: Store, job: str, stalls: Mapping[int, float] | None = None) -> list[Finding]:
+def running_ahead(
+    store: Store, job: str, stalls: Mapping[int, float] | None = None, loading_ns: float = 0.0
+) -> list[Finding]:
     """The findings on a job whose loop never waits for its GPU: the CPUs' steps are all alike, whatever the GPUs do.
-    ``stalls``: of rank 5's GPU, which all wait for, in ns by step."""
+    ``stalls``: of rank 5's GPU, which all wait for, in ns by step; ``loading_ns``: it waits for its data longer."""
 
     def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         columns = query_columns(store, text, params)
@@ -57,6 +59,8 @@ def running_ahead(store: Store, job: str, stalls: Mapping[int, float] | None = N
             columns["step_ns"] = columns["step_ns"] + extra
             columns["idle_ns"] = columns["idle_ns"] + extra * idles
             columns["collective_ns"] = columns["collective_ns"] + extra * ~idles
+        if text == queries.CPU_TIME:
+            columns["data_ns"] = columns["data_ns"] + loading_ns * (columns["rank"] == 5)
         return columns
 
     return diagnose(query, job, 1)["findings"]
@@ -90,3 +94,24 @@ def test_stalls_in_most_of_a_few_steps(shared: Store) -> None:
     (finding,) = running_ahead(shared, "row", dict.fromkeys(range(6), 0.8 * step_ns))
     assert (finding["kind"], finding["ranks"]) == ("jitter", [5])
     assert finding["slowdown"] == pytest.approx(1 + 6 * 0.8 / 12, rel=0.02)
+
+
+def test_a_loader_that_a_cpu_ahead_of_its_gpu_mostly_makes_up_for(shared: Store) -> None:
+    """Half of a step longer in every step; in three of twelve the GPU runs dry for a third of a step."""
+    write(shared, "loader", Spec(Mesh(dp=16), steps=12, seed=3), run=1, start_ns=START_NS)
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": "loader"})["step_ns"]))
+    stalls = dict.fromkeys((2, 6, 9), 0.3 * step_ns)
+    assert [one["kind"] for one in running_ahead(shared, "loader", stalls)] == ["jitter"]
+    (finding,) = running_ahead(shared, "loader", stalls, loading_ns=0.5 * step_ns)
+    assert (finding["kind"], finding["ranks"], finding["phase"]) == ("data_loading", [5], "data_loading")
+
+
+def test_five_of_eight_steps_are_not_every_step(shared: Store) -> None:
+    """Recordings of fewer than ten steps: a rank that is late in each is kept waiting, in most it stalls."""
+    write(shared, "five", Spec(Mesh(dp=16), steps=8, seed=3), run=1, start_ns=START_NS)
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": "five"})["step_ns"]))
+    five, eight = (
+        [one["kind"] for one in running_ahead(shared, "five", dict.fromkeys(steps, 0.8 * step_ns))]
+        for steps in ((1, 2, 4, 5, 7), range(8))
+    )
+    assert (five, eight) == (["jitter"], ["kernel_issue_stall"])
