@@ -17,6 +17,7 @@ from argus.diagnose.ranks import (
     logged_times,
     lost_lead,
     slow_gpus,
+    stage_links,
 )
 
 DETECTORS = (
@@ -25,6 +26,7 @@ DETECTORS = (
     Entry("logged_times", logged_times),
     Entry("late_ranks", late_ranks),
     Entry("slow_links", links),
+    Entry("stage_links", stage_links, unless=("slow_links",)),
     Entry("growth", growth),
     Entry("slow_kernels", distributions),
     Entry("layout", layout, unless=(ANY,)),

@@ -13,7 +13,7 @@ from argus.diagnose.causes.activity import activities, describe
 from argus.diagnose.iteration.hang import PLACES_S
 from argus.diagnose.iteration.regression import least_growth
 from argus.diagnose.ranks.lateness import find_episode
-from argus.diagnose.ranks.layout import stages_alike
+from argus.diagnose.ranks.layout import stages_alike, unknown_partners
 from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
@@ -65,6 +65,8 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
             verdict["reason"] = logged.note
         elif world_size > ranks:
             verdict["reason"] = f"{ranks} of {world_size} ranks were traced, and none of them holds up the others"
+        elif unknown := unknown_partners(case):
+            verdict["reason"] = unknown
         else:
             verdict["status"], verdict["reason"] = "healthy", _of_healthy(case, now_ns)
     verdict["reason"] = _joined(verdict["reason"], notes.history)

@@ -18,7 +18,17 @@ from tests.builders.synthetic_job import H2D, MODULE, SYNC, Job
 _GPU_TIMES = (
     *(
         f"{part}_ns"
-        for part in ("forward", "backward", "optimizer", "compute", "collective", "pipeline", "idle", "step")
+        for part in (
+            "forward",
+            "backward",
+            "optimizer",
+            "compute",
+            "collective",
+            "pipeline",
+            "transfer",
+            "idle",
+            "step",
+        )
     ),
     "kernels",
 )

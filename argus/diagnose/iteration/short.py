@@ -19,7 +19,7 @@ from argus.diagnose.causes import lost_time
 from argus.diagnose.iteration import stalls
 from argus.diagnose.iteration.regression import REGRESSION, Regression
 from argus.diagnose.kernels import distributions
-from argus.diagnose.ranks import links
+from argus.diagnose.ranks import links, stage_links
 from argus.diagnose.ranks.lateness import Straggler, by_chance
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.hosts import Hosts
@@ -208,7 +208,12 @@ def waiting(case: Case) -> tuple[list[Suspect], float]:
         return [], 0.0
     case.gpus, case.lateness = seen, None
     case.numbers, case.durations = seen.now.steps, row_medians(seen.now.step.T)
-    suspects = _idle_in_each_step(case, seen) or links.of_steps(case, FEWEST) or stalls.detect(case)
+    suspects = (
+        _idle_in_each_step(case, seen)
+        or links.of_steps(case, FEWEST)
+        or stage_links.detect(case)
+        or stalls.detect(case)
+    )
     count = len(seen.now.steps)
     for suspect in suspects:
         suspect.confidence *= SURE * count / (count + 1)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from argus.diagnose.case import Case, evidence
 from argus.diagnose.iteration.regression import find_regression
 from argus.diagnose.kernels import distributions
+from argus.diagnose.ranks import stage_links
 from argus.diagnose.ranks.slow_gpus import LEAST, LEAST_SHARE
 from argus.diagnose.read import queries, transfers
 from argus.diagnose.read.gpu_times import ERRORS, MIN_STEPS, WINDOWS, GpuTimes, GpuWindow, levels
@@ -51,6 +52,8 @@ many times as many as there are stages; of p stages and m micro-batches (p - 1) 
 bubble."""
 ENOUGH = 4.0
 """Micro-batches a stage that the loss is measured against: a bubble of a fifth."""
+MOSTLY = 0.5
+"""A pipeline with :data:`BATCHES_A_STAGE` waits for less of its step than this, however many stages it has."""
 
 
 def detect(case: Case) -> list[Suspect]:
@@ -327,8 +330,8 @@ def _micro_batches(share: float, stages: int, chunks: int) -> int:
 
 def stages_alike(case: Case) -> str:
     """Where each stage of a pipeline is one rank, with nobody to compare it with but the other stages: that these
-    compute and idle equally long, and wait for one another as their micro-batches make them, in words. Empty: they
-    do not, ranks are missing, or stages have more ranks."""
+    compute and idle equally long, hand data on equally fast, and wait for one another as their micro-batches make them,
+    in words. Empty: they do not, or it is not known; stages have more ranks."""
     if case.gpus is None or not case.gpus.mesh.staged or set(case.gpus.now.ranks.tolist()) != set(case.hosts):
         return ""
     mesh, now = case.gpus.mesh, case.gpus.now.cut(slice(-WINDOWS[1], None))
@@ -340,9 +343,26 @@ def stages_alike(case: Case) -> str:
     step_ns = float(np.median(levels(now.step)[0]))
     if np.ptp(compute) > LEAST * float(np.median(compute)) or np.ptp(idle) > case.threshold * step_ns:
         return ""
+    if not stage_links.all_alike(case, case.gpus):
+        return ""
     count = _micro_batches(share, stages, 1)
     return (
         f"each stage is one rank: they compute for {milliseconds(compute.min())} to {milliseconds(compute.max())} a "
-        f"step, none is idle for longer than the others, and they wait for one another as with {count} micro-batches; "
-        "how fast the links between them should be is not known"
+        f"step, none is idle for longer than the others, transfers between them take equally long, and they wait for "
+        f"one another as with {count} micro-batches"
+    )
+
+
+def unknown_partners(case: Case) -> str:
+    """Why a job that waits for sends and receives most of the time cannot be judged: between whom they are is not
+    known, and so neither are its stages. Empty: it does not, or it is known."""
+    if case.gpus is None or case.gpus.mesh.staged:
+        return ""
+    now = case.gpus.now.cut(slice(-WINDOWS[1], None))
+    share = float(np.median(levels(now.pipeline)[0] / np.maximum(levels(now.step)[0], 1.0)))
+    if share < MOSTLY:
+        return ""
+    return (
+        f"GPUs wait for sends and receives for {share:.0%} of a step, and between which ranks those are is not known: "
+        "a pipeline of few micro-batches, or a slow link"
     )

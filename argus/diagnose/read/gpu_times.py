@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ ERRORS = 5.0
 PAST = (50, 20, 10)
 """First steps that the newest are compared with: fewer of them, too, in case that the rest were slow already."""
 COMPUTES = ("forward", "backward", "optimizer", "compute")
+SPANS = ("collective", "pipeline", "transfer", "idle", "step")
+"""What else is known of each step."""
 MIN_STEPS = 10
 MOST_VALUES = 250_000
 """Steps of ranks that are read at once: some 100 bytes each on the way, and a sixth of a second."""
@@ -63,11 +65,11 @@ class GpuTimes:
     step: Float
     kernels: Int
 
-    def cut(self, kept: slice) -> GpuTimes:
+    def cut(self, kept: slice | NDArray[np.bool_]) -> GpuTimes:
         """Some of the steps."""
         parts = {name: values[:, kept] for name, values in self.parts.items()}
-        waits = (part[:, kept] for part in (self.collective, self.pipeline, self.transfer, self.idle, self.step))
-        return GpuTimes(self.ranks, self.steps[kept], parts, self.compute[:, kept], *waits, self.kernels)
+        spans = {name: getattr(self, name)[:, kept] for name in ("compute", *SPANS)}
+        return replace(self, steps=self.steps[kept], parts=parts, **spans)
 
 
 def times_of(columns: Mapping[str, NDArray[Any]], steps: Int | None = None) -> GpuTimes:
@@ -85,8 +87,8 @@ def times_of(columns: Mapping[str, NDArray[Any]], steps: Int | None = None) -> G
     parts = {phase: matrix(f"{phase}_ns") for phase in COMPUTES}
     compute = np.sum(list(parts.values()), axis=0)
     kernels = row_medians(matrix("kernels")).astype(np.int64) if len(numbers) else np.zeros(len(ranks), np.int64)
-    waits = (matrix(f"{name}_ns") for name in ("collective", "pipeline", "transfer", "idle", "step"))
-    return GpuTimes(ranks, numbers, parts, compute, *waits, kernels)
+    spans = {name: matrix(f"{name}_ns") for name in SPANS}
+    return GpuTimes(ranks, numbers, parts, compute, kernels=kernels, **spans)
 
 
 def levels(values: Float) -> tuple[Float, Float]:

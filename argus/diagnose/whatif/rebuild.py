@@ -145,9 +145,7 @@ def _whole(now: GpuTimes) -> GpuTimes:
     known = ~np.isnan(now.compute + now.collective + now.pipeline + now.idle + now.step).any(axis=0)
     if known.all():
         return now
-    parts = {name: values[:, known] for name, values in now.parts.items()}
-    waits = (part[:, known] for part in (now.collective, now.pipeline, now.transfer, now.idle, now.step))
-    return GpuTimes(now.ranks, now.steps[known], parts, now.compute[:, known], *waits, now.kernels)
+    return now.cut(np.asarray(known))
 
 
 def _places(seen: GpuWindow) -> Int | None:

@@ -110,7 +110,7 @@ def _row(line: bytes, log: Log) -> None:
     if not isinstance(header, dict) or not isinstance(about, dict) or not isinstance(perf, dict):
         raise ValueError("it lacks header, metadata or coll_perf")
     size, rank, seq = (_whole(value) for value in (header.get("n_ranks"), header.get("rank"), perf.get("coll_sn")))
-    if not 0 <= rank < max(size, 1) or size > 2**24 or seq < 0:
+    if not 0 <= rank < size or size > 2**24 or seq < 0:
         raise ValueError("its rank or number makes no sense")
     comm = (_text(header.get("id")), size)
     process = (_text(about.get("hostname")) or "unknown", max(_whole(about.get("pid")), 0) % 2**32)

@@ -79,6 +79,17 @@ def slower_kernel(table: str, columns: Columns) -> Columns:
     return columns
 
 
+def slow_boundary(table: str, columns: Columns) -> Columns:
+    """As a recording, whose communicators both ranks call by one name: transfers between ranks 1 and 2 are slow."""
+    if table == "gpu_collectives":
+        rank, peer = (np.array(columns[name]).astype(np.int64) for name in ("rank", "peer"))
+        handed = np.array(columns["op"]) == "SendRecv"
+        boundary = np.minimum(rank, peer)
+        columns["comm"] = np.where(handed, 1000 + boundary, columns["comm"])
+        columns["shortest_ns"] = np.where(handed & (boundary == 1), 9_000_000, columns["shortest_ns"])
+    return columns
+
+
 def later_calls(table: str, columns: Columns) -> Columns:
     """From the middle on rank 3 makes its calls 25 ms later than before, and its GPU loses nothing by it."""
     if table == "collectives":
@@ -120,6 +131,7 @@ JOBS: dict[str, tuple[Callable[[Store, str, Path, pytest.MonkeyPatch], None], st
     "logged_times": (logged, "compute_straggler"),
     "late_ranks": (simulated("data_loading:ranks=3:from=20"), "data_loading"),
     "slow_links": (simulated("link_degradation:ranks=3:from=20", PIPELINE, 8), "link_degradation"),
+    "stage_links": (simulated(mesh=Mesh(pp=4), change=slow_boundary), "link_degradation"),
     "growth": (simulated("regression"), "regression"),
     "slow_kernels": (simulated(kernels=8, change=slower_kernel), "compute_straggler"),
     "layout": (simulated("stage_imbalance", PIPELINE, 8), "stage_imbalance"),

@@ -52,6 +52,24 @@ GROUP BY comm_group, op, one, other
 )
 """Who takes part in them."""
 
+STAGE_TRANSFERS = by_hosts(
+    """
+SELECT comm, rank, toFloat64(quantileExactLow(0.5)(shortest)) AS took_ns, avg(sent) AS calls, avg(each) AS nbytes
+FROM
+(
+  SELECT comm, rank, step, min(shortest_ns) AS shortest, sum(calls) AS sent, sum(bytes) / sum(calls) AS each
+  FROM $gpucollectives
+  WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
+    AND op = 'SendRecv' AND comm != 0
+  GROUP BY comm, rank, step
+)
+GROUP BY comm, rank
+ORDER BY comm, rank
+"""
+)
+"""What a send or receive takes that waits least, how many there are in a step, and their bytes, by communicator and
+rank."""
+
 SENDS = by_hosts(
     f"""
 WITH

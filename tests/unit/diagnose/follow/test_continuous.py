@@ -114,7 +114,7 @@ class Gpus:
         self.read += steps[:-1].tolist()
         rank, step = (values.ravel() for values in np.meshgrid(np.arange(8), steps, indexing="ij"))
         zero = np.zeros(len(rank))
-        names = ("backward", "optimizer", "compute", "collective", "pipeline", "idle", "step")
+        names = ("backward", "optimizer", "compute", "collective", "pipeline", "transfer", "idle", "step")
         return {
             "rank": rank, "step": step, "forward_ns": self.own[rank, step], "kernels": zero + 100,
             **{f"{name}_ns": zero for name in names},

@@ -45,6 +45,8 @@ class Cluster:
         self.stage_work = np.ones(pp)
         self.idle = np.full((self.count, steps), 2 * MS)
         self.noise = 0.01
+        self.transfer_ns = np.full(max(pp - 1, 0), 0.1 * MS)
+        """A transfer over each boundary of a pipeline of one rank a stage."""
         self.tensor = 0.0
         """Time of the passes in collectives of a lockstep group, of that of their computing."""
 
@@ -109,6 +111,14 @@ class Cluster:
             return self.groups()
         if text in (queries.KERNEL_TIME, queries.RECORDED_KERNELS):
             return {name: np.empty(0) for name in ("kernel_id", "kernel", "rank", "launches", "spent_ns", "steps")}
+        if text == queries.STAGE_TRANSFERS:
+            ends = [(one, stage) for stage in range(self.pp - 1) for one in (stage, stage + 1)]
+            return {
+                "comm": np.array([100 + stage for _, stage in ends]), "rank": np.array([rank for rank, _ in ends]),
+                # The receiver waits for the sender.
+                "took_ns": np.array([self.transfer_ns[stage] * (1 + 3 * (rank > stage)) for rank, stage in ends]),
+                "calls": np.full(len(ends), 2.0 * self.micro), "nbytes": np.full(len(ends), 8e6),
+            }  # fmt: skip
         columns = self.columns()
         if text == queries.GPU_TIMES:
             kept = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])

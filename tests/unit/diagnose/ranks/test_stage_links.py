@@ -1,0 +1,71 @@
+"""Boundaries of a pipeline of one rank a stage: which of them is slow, and which only is of another kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from argus.diagnose.ranks import layout, stage_links
+from argus.diagnose.suspect import Suspect
+from tests.unit.diagnose.ranks.test_slow_gpus import MS, Cluster
+
+OWN, SHARED, MIXED = "abcd", "aaaa", "abbc"
+"""Hosts of four ranks: one each, one for all, two of them on one."""
+
+
+def found(cluster: Cluster, hosts: str) -> list[Suspect]:
+    case = cluster.case()
+    case.hosts = dict(enumerate(hosts))
+    return stage_links.detect(case)
+
+
+@pytest.mark.parametrize(("hosts", "boundary", "named"), [
+    (OWN, 0, [0, 1]), (OWN, 2, [2, 3]), (SHARED, 1, [1, 2]),
+    # One inside a host is no slower than those between hosts; one of two between hosts has one like it alone.
+    (MIXED, 1, [1, 2]), (MIXED, 0, []),
+])  # fmt: skip
+def test_the_slow_boundary_is_named(hosts: str, boundary: int, named: list[int]) -> None:
+    cluster = Cluster(1, pp=4)
+    assert found(cluster, hosts) == []
+    cluster.transfer_ns[boundary] = 1 * MS
+    assert [one.ranks for one in found(cluster, hosts)] == ([named] if named else [])
+
+
+def test_what_a_slow_boundary_costs() -> None:
+    cluster = Cluster(1, pp=4)
+    cluster.transfer_ns[1] = 0.6 * MS
+    (one,) = found(cluster, OWN)
+    assert one.kind == "link_degradation"
+    assert one.lost_ns == pytest.approx(16 * 0.5 * MS)
+    # It is no longer than what its ranks spend in transfers.
+    cluster.transfer_ns[1] = 9 * MS
+    case = cluster.case()
+    assert case.gpus is not None
+    exposed = np.median(case.gpus.now.collective + case.gpus.now.pipeline, axis=1)[1:3].max()
+    assert found(cluster, OWN)[0].lost_ns == pytest.approx(exposed, rel=0.01)
+
+
+def test_a_small_difference_or_a_small_cost_is_no_finding() -> None:
+    cluster = Cluster(1, pp=4)
+    cluster.transfer_ns[1] = 0.19 * MS
+    assert found(cluster, OWN) == []
+    cluster.transfer_ns[:] = 0.01 * MS, 0.1 * MS, 0.01 * MS
+    assert found(cluster, OWN) == []
+
+
+def test_boundaries_that_differ_are_not_alike() -> None:
+    cluster = Cluster(1, pp=4)
+    assert "transfers between them take equally long" in layout.stages_alike(cluster.case())
+    cluster.transfer_ns[1] = 0.21 * MS
+    assert layout.stages_alike(cluster.case()) == ""
+    two = Cluster(1, pp=2)
+    assert layout.stages_alike(two.case()) == ""
+
+
+def test_waits_for_nobody_knows_whom() -> None:
+    """Where communicators are not known, all ranks may have the same work as well."""
+    case = Cluster(4).case()
+    assert case.gpus is not None
+    assert layout.unknown_partners(case) == ""
+    case.gpus.now.pipeline[:] = 0.6 * case.gpus.now.step
+    assert "between which ranks those are is not known" in layout.unknown_partners(case)
