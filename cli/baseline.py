@@ -12,7 +12,7 @@ from argus.compare.baseline import Entry, list_baselines, remove_baselines, set_
 from argus.diagnose.read.profile import class_name, to_text
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.text import printable
-from argus.model.units import milliseconds
+from argus.model.units import duration
 from argus.store.open import open_store
 
 from .options import format_option, store_option
@@ -61,7 +61,7 @@ def _line(one: Entry) -> str:
     gpu = f"  {printable(one.gpu)}" if one.gpu else ""
     return (
         f"{printable(one.name)}  {one.size} ranks{mesh}{gpu}  {printable(one.job)}@{one.run}  "
-        f"{milliseconds(one.step_ns)} a step, {one.steps} steps  {printable(one.source)} since {added}"
+        f"{duration(one.step_ns)} a step, {one.steps} steps  {printable(one.source)} since {added}"
     )
 
 
@@ -73,7 +73,7 @@ def set_command(runs: tuple[str, ...], store_url: str | None) -> None:
     with open_store(store_url, create=False) as store:
         for job, run in parse_runs(store, runs):
             profile = set_baseline(store, job, run)
-            click.echo(f"{printable(job)}@{run} is a baseline: {milliseconds(profile.step.value)} a step")
+            click.echo(f"{printable(job)}@{run} is a baseline: {duration(profile.step.value)} a step")
 
 
 @command.command("rm")
@@ -85,7 +85,7 @@ def remove_command(runs: tuple[str, ...], store_url: str | None) -> None:
         named = parse_runs(store, runs)
         remove_baselines(store, named)
     for job, run in named:
-        click.echo(f"{printable(job)}@{run} is no baseline any more")
+        click.echo(f"{printable(job)}@{run} is no longer a baseline")
 
 
 @command.command("show")
@@ -103,9 +103,9 @@ def show_command(run: str, output_format: str, store_url: str | None) -> None:
         click.echo(to_text(profile))
         return
     click.echo(f"{printable(profile.job)}@{profile.run}: {profile.ranks} ranks, {profile.steps} steps")
-    click.echo(f"  step  {milliseconds(profile.step.value, ',.2f')}")
+    click.echo(f"  step  {duration(profile.step.value)}")
     for name, mean in sorted(profile.phases.items(), key=lambda one: -one[1].value):
-        click.echo(f"  {printable(name)}  {milliseconds(mean.value, ',.2f')}")
+        click.echo(f"  {printable(name)}  {duration(mean.value)}")
     for name, transfer in sorted(profile.transfers.items()):
-        spent = milliseconds(transfer.transfer_ns.value, ",.2f")
+        spent = duration(transfer.transfer_ns.value)
         click.echo(f"  {printable(name)}  {transfer.bytes / 1e6:,.1f} MB in {spent}")

@@ -1,4 +1,4 @@
-"""``argus compare``: what changed from some runs to others, and how sure that is."""
+"""``argus compare``: what changed between runs, and how sure that is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from argus.compare.profile import baseline_side, read_side
 from argus.compare.verdict import EXIT_CODES, CauseFacts, Comparison, RunFacts, compare, to_json
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import counted, printable
-from argus.model.units import milliseconds, short_duration
+from argus.model.units import duration
 from argus.store.open import open_store
 
 from .options import format_option, store_option
@@ -42,7 +42,7 @@ def command(
     """Compare runs: is it the same workload, what changed by what it costs, and how sure that is.
 
     RUN is JOB (its newest run), JOB@RUN, JOB@RUN,RUN or JOB@last:3 (its three newest). Give several runs a side: one
-    shows nothing of how much runs differ.
+    does not show how much runs differ.
 
     \b
       argus compare llama@last:3 --against baseline
@@ -54,7 +54,7 @@ def command(
         named = parse_runs(store, runs)
         words = against or (BASELINE,)
         if BASELINE in words and len(words) > 1:
-            raise ArgusError("--against baseline goes not with other runs", RUNS_HINT, EXIT_USAGE)
+            raise ArgusError("--against baseline cannot be combined with other runs", RUNS_HINT, EXIT_USAGE)
         others = [] if words == (BASELINE,) else parse_runs(store, words)
         if both := sorted(set(named) & set(others)):
             raise ArgusError(f"run {both[0][1]} of job '{both[0][0]}' is on both sides", RUNS_HINT, EXIT_USAGE)
@@ -83,7 +83,7 @@ def lines_of(result: Comparison) -> Iterator[str]:
     if scaling := workload["scaling"]:
         other = f"a rank does {scaling['work']:.2f} times the work"
         kind = "weak" if scaling["weak"] else "strong" if scaling["strong"] else other
-        parts = ", ".join(f"{one['part']} {milliseconds(one['cost_ns'])}" for one in scaling["eaten"]) or "nothing"
+        parts = ", ".join(f"{one['part']} {duration(one['cost_ns'])}" for one in scaling["eaten"]) or "nothing"
         yield f"  scaling   {kind}, {scaling['efficiency']:.0%} efficient; a step spends more on: {parts}"
     costly = [cause for cause in result["causes"] if cause["cost_ns"]]
     if costly:
@@ -103,7 +103,7 @@ def lines_of(result: Comparison) -> Iterator[str]:
         if len(changes) > ENVIRONMENT:
             yield f"  and {len(changes) - ENVIRONMENT} more: --format json"
     elif changes is not None:
-        yield "environment: nothing that is stored of it changed"
+        yield "environment: no recorded difference"
     for note in result["notes"]:
         yield f"note: {printable(note)}"
 
@@ -114,23 +114,20 @@ def _runs_line(side: list[RunFacts]) -> str:
         f"{printable(job)}@{','.join(str(one['run']) for one in side if one['job'] == job)}" for job in jobs[:4]
     )
     more = f" and {counted(len(jobs) - 4, 'more job')}" if len(jobs) > 4 else ""
-    steps = " ".join(milliseconds(one["step_ns"]) for one in side[:8])
+    steps = " ".join(duration(one["step_ns"]) for one in side[:8])
     return f"{names}{more}  a step: {steps}"
 
 
 def _cause_lines(number: int, cause: CauseFacts) -> Iterator[str]:
-    low, high = (value / 1e6 for value in cause["interval_ns"])
+    low, high = (duration(value, signed=True) for value in cause["interval_ns"])
+    cost = duration(cause["cost_ns"], signed=True)
     share = f", {cause['share']:.0%} of the change" if cause["share"] else ""
     name = f"{cause['kind'].replace('_', ' ')} {cause['subject']}".rstrip()
-    yield f"  {number}. {printable(name)}: {cause['cost_ns'] / 1e6:+.2f} ms ({low:+.2f} to {high:+.2f}){share}"
+    yield f"  {number}. {printable(name)}: {cost} ({low} to {high}){share}"
     yield f"     {_values(cause)}"
 
 
 def _values(cause: CauseFacts) -> str:
-    short = max(cause["before"], cause["after"]) < 1e5  # of a launch
-    before, after = (
-        short_duration(value) if short else milliseconds(value, ",.2f") for value in (cause["before"], cause["after"])
-    )
-    values = f"{before} before, {after} after"
+    values = f"{duration(cause['before'])} before, {duration(cause['after'])} after"
     text, _, note = cause["text"].partition("; ")
     return f"{printable(text)}: {values}" + (f"; {printable(note)}" if note else "")

@@ -14,7 +14,7 @@ from argus.export import folded, pprof, speedscope, svg, tables
 from argus.export.perfetto import moment_of, write_perfetto
 from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.model.text import printable, shortened
-from argus.model.units import short_duration
+from argus.model.units import duration
 from argus.semantics.stacks.profile import Change, Difference, Profile, changes, difference, frame_text
 from argus.store.open import open_store
 from argus.store.read.stacks import PROFILE_KINDS, read_profile
@@ -27,7 +27,7 @@ from .suggest import close_names
 
 FORMATS = ("svg", "folded", "speedscope", "pprof", "perfetto", "parquet", "csv")
 _APART = {"svg": (), "folded": (), "speedscope": ("rank", "thread"), "pprof": ("rank", "thread")}
-"""What each format keeps apart."""
+"""What each format distinguishes."""
 _LISTED = 8
 _FRAME_WIDTH = 100
 """Characters of a function's name on the terminal; the file has it whole."""
@@ -44,21 +44,21 @@ _FRAME_WIDTH = 100
     show_default=True,
     help="Threads on the CPU (samples), off it (waits of 1 ms and more), or both.",
 )
-@click.option("--gil", is_flag=True, help="Only what held Python's GIL.")
-@click.option("--lines/--functions", default=None, help="Keep lines of a function apart. Default: only for pprof.")
+@click.option("--gil", is_flag=True, help="Only threads that held Python's GIL.")
+@click.option("--lines/--functions", default=None, help="Distinguish lines of a function. Default: only for pprof.")
 @click.option(
     "--diff",
     "parts",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Compare with the same but for this: rank=0, rank=others, steps=0:100, run=N, … May be repeated.",
+    help="Compare with the same selection, except for: rank=0, rank=others, steps=0:100, run=N, … May be repeated.",
 )
 @click.option(
     "--per",
     type=click.Choice(("step", "second", "total")),
     help="Compare time per step, per second, or as a part of all time. Default: per step where steps are known.",
 )
-@click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Where to. Default: printed.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="File to write. Default: stdout.")
 @store_option
 def command(
     output_format: str,
@@ -99,13 +99,13 @@ def command(
         _table_of_store(output_format, table, output, store_url, choice, used=used)
         return
     if table is not None:
-        raise ArgusError(f"{output_format} is of stacks and times, not of a table", _TABLE_HINT, EXIT_USAGE)
+        raise ArgusError(f"{output_format} exports stacks or a timeline, not a table", _TABLE_HINT, EXIT_USAGE)
     if output_format == "perfetto":
         _perfetto(output, store_url, choice, used=used)
         return
     if parts and output_format not in ("svg", "folded"):
         hint = "Use svg or folded; pprof compares two files itself: go tool pprof -diff_base"
-        raise ArgusError(f"{output_format} knows no --diff", hint, EXIT_USAGE)
+        raise ArgusError(f"{output_format} does not support --diff", hint, EXIT_USAGE)
     if per and not parts:
         raise ArgusError("--per says how to compare, but there is no --diff", "Add --diff", EXIT_USAGE)
     if output is None and output_format == "pprof" and sys.stdout.isatty():
@@ -129,14 +129,12 @@ def command(
             click.echo(line, err=output is None)
     if output is not None:
         times = sum(sample.count for sample in profile.samples)
-        click.echo(
-            f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {short_duration(profile.total_ns)}"
-        )
+        click.echo(f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {duration(profile.total_ns)}")
 
 
 def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any], used: bool) -> None:
     if used or choice["threads"]:
-        hint = "Of a timeline only ranks and time are chosen: --rank, --steps, --since, --until, --last"
+        hint = "A timeline is selected by ranks and time only: --rank, --steps, --since, --until, --last"
         raise ArgusError("perfetto is a timeline, not a profile of stacks", hint, EXIT_USAGE)
     if not output:
         raise ArgusError("a timeline needs a file", "Name it: -o job.pftrace", EXIT_USAGE)
@@ -172,7 +170,7 @@ def _table_of_store(
 ) -> None:
     if used or choice["threads"]:
         hint = "Rows are chosen by --job, --run, --rank, --steps, --since, --until and --last"
-        raise ArgusError("a table has no stacks to choose among", hint, EXIT_USAGE)
+        raise ArgusError("a table has no stacks to select", hint, EXIT_USAGE)
     if not name:
         raise ArgusError(f"{output_format} needs a table", "argus sql --tables lists them", EXIT_USAGE)
     if not output:
@@ -232,10 +230,10 @@ def _changed(rows_shown: list[Change], unit: str) -> list[str]:
         ("less", [change for change in reversed(worth) if change.gained < 0][:_LISTED]),
     ):
         for change in listed:
-            numbers = [short_duration(value) for value in (change.self_before, change.self_after)]
+            numbers = [duration(value) for value in (change.self_before, change.self_after)]
             sign = "+" if change.gained > 0 else ""
             lines.append(
-                f"  {title}  {numbers[0]:>9}  {numbers[1]:>9}  {sign + short_duration(change.gained):>10}  "
+                f"  {title}  {numbers[0]:>9}  {numbers[1]:>9}  {sign + duration(change.gained):>10}  "
                 f"{shortened(frame_text(change.frame), _FRAME_WIDTH)}"
             )
     return lines if len(lines) > 1 else [*lines, "  no difference"]

@@ -118,10 +118,10 @@ def parse_time(word: str) -> int:
         when = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         hint = "Write 2026-05-01T12:00:30, 2026-05-01T12:00:30.5+02:00, or Unix time"
-        raise ArgusError(f"'{word}' is no time", hint, EXIT_USAGE) from None
+        raise ArgusError(f"'{word}' is not a time", hint, EXIT_USAGE) from None
     when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when
     if not 1970 <= when.year < 2200:
-        raise ArgusError(f"'{word}' is no time of a trace", "Write a year between 1970 and 2199", EXIT_USAGE)
+        raise ArgusError(f"'{word}' is not a time of a trace", "Write a year between 1970 and 2199", EXIT_USAGE)
     return int(when.timestamp()) * 10**9 + int(fraction.ljust(9, "0"))
 
 

@@ -23,7 +23,7 @@ from argus.importers.recordings.recording import Progress, Recording, find_files
 from argus.importers.recordings.steps import find_all_steps
 from argus.importers.rows import ImportReport
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.units import milliseconds
+from argus.model.units import duration
 from argus.semantics.gpu.flops import utilization as flops_utilization
 from argus.store.failures import load_command
 from argus.store.open import open_store
@@ -177,7 +177,7 @@ def import_whatif(path: Path, meta: Path | None, job: str | None, output_format:
         return
     click.echo(
         f"{path.name}: {summary['operations']:,} operations of {summary['ranks']} ranks in {summary['steps']} steps of "
-        f"{milliseconds(whatif_parquet.median_step_ns(trace))}"
+        f"{duration(whatif_parquet.median_step_ns(trace))}"
     )
     _print_stored(job, run, url, trace.report, trace.notes)
 
@@ -363,15 +363,15 @@ def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int
         )
         if each["steps"]:
             click.echo(
-                f"  {each['steps']} steps of {milliseconds(each['step_ns'])}, by {each['method']}: {each['why']} "
+                f"  {each['steps']} steps of {duration(each['step_ns'])}, by {each['method']}: {each['why']} "
                 f"(confidence {each['confidence']:.0%})"
             )
         else:
             click.echo(f"  no steps found: {each['why']}")
         if each["flops"]:
-            work, spent, rate = each["flops"] / 1e12, each["flops_ns"] / 1e6, each["flops_per_s"] / 1e12
+            work, rate = each["flops"] / 1e12, each["flops_per_s"] / 1e12
             click.echo(
-                f"  matrix products and attention: {work:,.4g} TFLOP in {spent:,.1f} ms of their kernels, "
+                f"  matrix products and attention: {work:,.4g} TFLOP in {duration(each['flops_ns'])} of their kernels, "
                 f"{rate:,.4g} TFLOP/s"
             )
         if each["zero"] != "1970 (UTC)":

@@ -13,9 +13,9 @@ import click
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.text import printable
+from argus.model.units import duration
 from argus.store.open import open_store
 from argus.store.read.jobs import JobRun, list_job_runs
-from argus.store.read.render import readable_duration
 
 from .grammar import parse_since
 from .options import format_option, store_option
@@ -126,7 +126,7 @@ def _row(one: JobRun) -> tuple[str, ...]:
         started,
         took(one.ended_ns - one.started_ns) + "+" * one.open,
         str(one.steps or "-"),
-        readable_duration(one.step_ns) if one.steps else "-",
+        duration(one.step_ns) if one.steps else "-",
         verdict,
     )
 

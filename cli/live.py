@@ -248,13 +248,8 @@ def _ms(ms: float) -> str:
     return duration(ms * 1e6)
 
 
-def _column(ms: float | None, step_ms: float) -> str:
-    """A time among others of the same column: as many digits as the step needs."""
-    if ms is None:
-        return ""
-    if step_ms >= 10_000:
-        return f"{ms / 1e3:.1f} s"
-    return f"{ms:.1f} ms" if step_ms >= 10 else f"{ms:.2f} ms"
+def _column(ms: float | None) -> str:
+    return "" if ms is None else _ms(ms)
 
 
 # ---- findings
@@ -356,8 +351,7 @@ def rank_lines(
 ) -> list[Text]:
     """A heading, the ranks that there is room for, and what the others are like."""
     # Every column for all rows or for none: a job has no lateness without collectives of several ranks.
-    step_ms = max((rank.step_ms for rank in ranks), default=0.0)
-    timed = step_ms > 0
+    timed = any(rank.step_ms > 0 for rank in ranks)
     owned = timed and any(rank.own_ms is not None for rank in ranks)
     late = len(ranks) > 1 and any(rank.late_ms is not None for rank in ranks)
     by = next((rank.by for rank in ranks if rank.by), "")
@@ -378,11 +372,11 @@ def rank_lines(
     for rank in shown:
         row = Text(f"{rank.rank:>4}", style="bold red" if rank.rank in named else "")
         if timed and not owned:
-            row.append(f"{_column(rank.step_ms or None, step_ms):>11}")
+            row.append(f"{_column(rank.step_ms or None):>11}")
         if owned:
-            row.append(f"{_column(rank.own_ms, step_ms):>11}")
+            row.append(f"{_column(rank.own_ms):>11}")
         if late:
-            row.append(f"{_column(rank.late_ms, step_ms):>11}")
+            row.append(f"{_column(rank.late_ms):>11}")
         row.append("  ")
         if rank.state != "traced":
             row.append(rank.state, style="yellow")

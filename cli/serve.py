@@ -1,4 +1,4 @@
-"""``argus serve``: the pages of a store's runs in a browser, while they go on."""
+"""``argus serve``: the pages of a store's runs in a browser, kept up to date while the runs go on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST_TOKEN = 16
 _TOKEN_BYTES = 24
 _TOKEN_FILE_BYTES = 4_096
 _HEAD_BYTES = 16_384
-"""Of a request's line and headers: h11's own limit, said here since it bounds what a stranger can make grow."""
+"""Of a request's line and headers: h11's own limit, set here since it bounds the memory that a stranger can take."""
 _CONNECTIONS = 256
 
 
@@ -37,16 +37,16 @@ _CONNECTIONS = 256
     default=DEFAULT_LISTEN,
     show_default=True,
     metavar="ADDRESS:PORT",
-    help="Where browsers reach it. Other machines only where an address of this one is given; port 0: any.",
+    help="Address to listen on. Other machines can connect only to an address of this machine; port 0: any free one.",
 )
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
     help="The token that browsers need, in a file. Default: a new one, printed with the address.",
 )
-@click.option("--no-token", is_flag=True, help="Ask nobody for a token. Only on loopback, and all users of this node.")
+@click.option("--no-token", is_flag=True, help="No token is needed. Only on loopback, for every user of this node.")
 @click.option("--certificate", type=click.Path(dir_okay=False), help="Serve HTTPS with this certificate (PEM).")
-@click.option("--key", type=click.Path(dir_okay=False), help="Its key, if that is in another file.")
+@click.option("--key", type=click.Path(dir_okay=False), help="The key of the certificate, if it is in another file.")
 @store_option
 def command(
     listen: str, token_file: str | None, no_token: bool, certificate: str | None, key: str | None, store_url: str | None
@@ -66,11 +66,11 @@ def command(
 
     loopback = is_loopback(address)
     if no_token and token_file:
-        raise ArgusError("--no-token goes not with --token-file", "Give one of them", EXIT_USAGE)
+        raise ArgusError("--no-token cannot be used with --token-file", "Give one of them", EXIT_USAGE)
     if no_token and not loopback:
-        raise ArgusError("who reaches this address from elsewhere needs a token", "Leave out --no-token", EXIT_USAGE)
+        raise ArgusError("an address that other machines can reach needs a token", "Leave out --no-token", EXIT_USAGE)
     if key and not certificate:
-        raise ArgusError("a key without its certificate", "Add --certificate FILE", EXIT_USAGE)
+        raise ArgusError("--key needs --certificate", "Add --certificate FILE", EXIT_USAGE)
     token = "" if no_token else _token(token_file)
     with open_store(store_url, create=False) as store, _bound(address, port) as bound:
         if not store.exists():
@@ -80,7 +80,7 @@ def command(
         run = _prepared(store, token, loopback, certificate, key)
         click.echo(f"serving {store.url} at {scheme}://{shown}:{at}/" + (f"#token={token}" if token else ""))
         if not loopback and not certificate:
-            click.echo("without --certificate, whoever can listen on the network reads the token", err=True)
+            click.echo("without --certificate, the token can be read by anyone who can listen on the network", err=True)
         return run(bound)
 
 
@@ -100,7 +100,7 @@ def _token(file: str | None) -> str:
     from argus.report.server.access import MOST_TOKEN
 
     try:
-        # Not to wait for a writer, should it be a pipe; one that a shell has made (<(pass show argus)) has its own.
+        # Does not wait for a writer if it is a pipe; one that a shell has made (<(pass show argus)) has its own.
         with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
             os.set_blocking(opened.fileno(), True)
             mode = os.fstat(opened.fileno()).st_mode
@@ -124,7 +124,7 @@ def _bound(address: str, port: int) -> Any:
     except OSError as failure:
         hint = "--listen with another port (0: any)" if port else ""
         why = failure.strerror or str(failure)
-        raise ArgusError(f"{address}:{port} cannot be listened on: {why}", hint, EXIT_UNAVAILABLE) from None
+        raise ArgusError(f"cannot listen on {address}:{port}: {why}", hint, EXIT_UNAVAILABLE) from None
     with bound:
         yield bound
 

@@ -13,7 +13,7 @@ import click
 
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
-from argus.model.units import rank_text, short_duration
+from argus.model.units import duration, rank_text
 from argus.semantics.stacks.profile import frame_text
 from argus.semantics.stacks.stack import Group, group_by_stack
 from argus.store.open import open_store
@@ -94,9 +94,7 @@ def _lines(selection: Selection, threads: list[Thread], roles: list[_Role], most
     ranks = {thread.rank for thread in threads}
     where = selection.describe() if selection.steps else ""
     if selection.from_ns is not None and selection.to_ns is not None:
-        where = (
-            f"run {selection.run}, {short_duration(selection.to_ns - selection.from_ns)} up to {_time(selection.to_ns)}"
-        )
+        where = f"run {selection.run}, {duration(selection.to_ns - selection.from_ns)} up to {_time(selection.to_ns)}"
     yield f"{printable(selection.job)}: {where or selection.describe()}"
     count = f"{len(ranks)} rank{'s' * (len(ranks) != 1)} ({rank_text(ranks)})"
     yield f"{count}, {len(threads)} thread{'s' * (len(threads) != 1)}"
@@ -152,7 +150,7 @@ def _doing(own: Iterable[Thread]) -> str:
     words = [text if number == len(own) else f"{number} {text}" for text, number in states.most_common(4)]
     silent = [thread.age_ns for thread in own if thread.age_ns]
     if silent:
-        words.append(f"{len(silent)} last seen {short_duration(min(silent))} ago or earlier")
+        words.append(f"{len(silent)} last seen {duration(min(silent))} ago or earlier")
     return ", ".join(words)
 
 

@@ -71,7 +71,7 @@ def remove_baselines(store: Store, runs: Sequence[tuple[str, int]]) -> None:
     """Takes runs out. They do not become baselines again by themselves.
 
     Raises:
-        ArgusError: One is no baseline, or the store did not take it.
+        ArgusError: One is not a baseline, or the store did not take it.
     """
     for job, run in runs:
         rows = query_columns(store, queries.BASELINE_ROW, {"job": job, "run": run})
@@ -86,15 +86,15 @@ def remove_baselines(store: Store, runs: Sequence[tuple[str, int]]) -> None:
 
 
 def no_baseline(job: str, run: int) -> ArgusError:
-    """The error for a run that is none."""
-    return ArgusError(f"run {run} of job '{job}' is no baseline", "argus baseline list shows all", EXIT_UNAVAILABLE)
+    """The error for a run that is not a baseline."""
+    return ArgusError(f"run {run} of job '{job}' is not a baseline", "argus baseline list shows all", EXIT_UNAVAILABLE)
 
 
 def stored_profile(store: Store, job: str, run: int) -> Profile:
     """What is kept of a baseline.
 
     Raises:
-        ArgusError: It is none, or another version of Argus wrote it.
+        ArgusError: It is not a baseline, or another version of Argus wrote it.
     """
     rows = query_columns(store, queries.BASELINE_ROW, {"job": job, "run": run})
     for text, removed in zip(rows["profile"], rows["removed"], strict=True):
@@ -104,6 +104,6 @@ def stored_profile(store: Store, job: str, run: int) -> Profile:
             except ValueError:
                 raise ArgusError(
                     f"the baseline of run {run} of job '{job}' was written by another version of Argus",
-                    "Make it anew: argus baseline set", EXIT_UNAVAILABLE,
+                    "Make it again: argus baseline set", EXIT_UNAVAILABLE,
                 ) from None  # fmt: skip
     raise no_baseline(job, run)

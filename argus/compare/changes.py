@@ -80,7 +80,7 @@ def find_causes(
 
 
 CAPPED = 0.99
-"""Confidence at most: runs that differ in what nobody measured are not known of."""
+"""Confidence at most: runs may differ in something that was not measured."""
 ASSUMED = 0.6
 """Confidence at most where no side has two runs: by how much runs differ was assumed."""
 

@@ -20,7 +20,7 @@ from argus.compare.workload import Workload, compare_workloads
 from argus.diagnose.read.environment import environment_changes
 from argus.diagnose.read.profile import Profile
 from argus.diagnose.variation import SPREAD, Difference, difference, runs_needed
-from argus.model.units import milliseconds
+from argus.model.units import duration
 
 SCHEMA = "argus.comparison/1"
 LEVEL = 0.0025
@@ -139,13 +139,13 @@ def _status(step: Difference, causes: list[Cause], compared: int, workload: Work
 def _status_of_steps(step: Difference, causes: list[Cause], compared: int) -> tuple[Status, str, str, float]:
     costly = [cause for cause in causes if cause.cost_ns]
     longer = _longer(step)
-    amount = f"a step takes {milliseconds(step.after)} instead of {milliseconds(step.before)}"
+    amount = f"a step takes {duration(step.after)} instead of {duration(step.before)}"
     if longer or costly:
         total = step.change if longer else sum(cause.cost_ns for cause in costly)
         sure = max([confidence_of(step)] * longer + [cause.confidence for cause in costly])
         if longer:
             return "changed", "slower" if total > 0 else "faster", f"{amount} ({step.change / step.before:+.1%})", sure
-        text = f"{amount}, which runs may differ by, but what follows changed by more than runs do"
+        text = f"{amount}, which is within how much runs differ, but the causes below changed by more than that"
         return "changed", "slower" if total > 0 else "faster", text, sure
     from scipy.stats import t
 

@@ -87,7 +87,7 @@ def compare_workloads(before: Side, after: Side) -> Workload:
         spent = sum(one.spent_ns.value for one in before[0].kernels.values())
         shared = sum(before[0].kernels[name].spent_ns.value for name in common) / max(spent, 1.0)
         if shared < 0.5:
-            differences.append(f"kernels that both have take {shared:.0%} of the time")
+            differences.append(f"kernels common to both take only {shared:.0%} of the time")
     else:
         unobserved.append("kernels")
     scaling = _scaling(before, after) if sizes[0] != sizes[1] and not mixed else None

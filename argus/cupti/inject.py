@@ -38,6 +38,7 @@ from argus.capture.process.targets import (
 from argus.cupti import build, interrupt
 from argus.cupti.arm import SWITCH, helper_address
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.units import duration
 
 WAIT_S = 10.0
 """How long the helper may take to start once it was asked to."""
@@ -196,7 +197,7 @@ def _wait_for_helper(pid: int, seconds: float) -> bool:
 def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
     pid = target.pid
     content = build.injected_library().read_bytes()
-    longest_ms = 0.0
+    longest_s = 0.0
     deadline = time.monotonic() + REST_TIMEOUT_S
     try:
         functions = interrupt.find_functions(pid)
@@ -210,7 +211,7 @@ def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
                 called = on_stack and thread.at_rest(mappings, functions.sigreturn)
                 if called:
                     _load(thread, target.pidfd, functions, content)
-            longest_ms = max(longest_ms, 1e3 * thread.held_s)
+            longest_s = max(longest_s, thread.held_s)
             if called:
                 break
             if time.monotonic() > deadline:
@@ -223,7 +224,7 @@ def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
     if not _wait_for_helper(pid, WAIT_S):
         what = "was loaded but did not start" if _loaded(pid) else "could not be loaded"
         raise ArgusError(f"the helper {what} in process {pid}", "Is it a launcher, or very short of memory?")
-    return f"injected by ptrace: the process was stopped for {longest_ms:.1f} ms"
+    return f"injected by ptrace: the process was stopped for {duration(1e9 * longest_s)}"
 
 
 def _load(thread: interrupt.Stopped, pidfd: int, functions: Functions, content: bytes) -> None:

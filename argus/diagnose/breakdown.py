@@ -18,7 +18,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.verdict import Breakdown, Item, Part
 from argus.model.stacks import Frame
 from argus.model.text import printable
-from argus.model.units import part_of_step, ranks_text
+from argus.model.units import duration, ranks_text
 from argus.semantics.stacks.stack import label, short_file
 
 RANKS = 16
@@ -290,10 +290,7 @@ def _between_ranks(read: _Read, rows: Sequence[Mapping[str, Any]]) -> list[Part]
     if len(times) < 2 or times[-1][0] < (1 + WORTH) * times[0][0]:
         return []
     (least, first), (most, last) = times[0], times[-1]
-    text = (
-        f"the GPU of rank {last} computes for {part_of_step(most)} a step, that of rank {first} for "
-        f"{part_of_step(least)}"
-    )
+    text = f"the GPU of rank {last} computes for {duration(most)} a step, that of rank {first} for {duration(least)}"
     items = [Item(name=f"rank {rank}", share=round(ns / most, 4)) for ns, rank in times[::-1][:MOST]]
     read.advice.append(
         (1 - least / most, f"Rank {last} computes {most / max(least, 1):.2f} times as long as rank {first}: has it "
@@ -318,7 +315,7 @@ def _advise_gpu(read: _Read, share: Mapping[str, float], rows: Sequence[Mapping[
         else:
             gap = max(row["gap_ns"] for row in rows)
             why += (
-                f" (longest gap {part_of_step(gap)}) though launches are ahead of it at other times: see what the "
+                f" (longest gap {duration(gap)}) though launches are ahead of it at other times: see what the "
                 "CPU does in "
             )
             why += "the gaps, such as loading data, waiting for results, writing logs."
@@ -357,7 +354,7 @@ def _kernels(read: _Read) -> list[Part]:
         return []
     summary = ", ".join(
         f"{item['name']} {item['share']:.0%} ({row['times']:,.0f} of "
-        f"{part_of_step(row['spent_ns'] / max(row['times'], 1))})"
+        f"{duration(row['spent_ns'] / max(row['times'], 1))})"
         for item, row in zip(items, rows, strict=False)
     )
     own = next((item for item in items if not item["name"].startswith("nccl")), None)
@@ -455,7 +452,7 @@ def _garbage(read: _Read) -> list[Part]:
     if not total or total < LEAST * read.span_ns:
         return []
     share = round(min(total / read.span_ns, 1.0), 4)
-    text = f"{int(row['pauses'])} pauses of {part_of_step(float(row['usual_ns']))}, {share:.0%} of the time"
+    text = f"{int(row['pauses'])} pauses of {duration(float(row['usual_ns']))}, {share:.0%} of the time"
     if row["function"]:
         text += f", most in {label(Frame('python', row['function'], row['file'], int(row['line'])), lines=True)}"
     read.advice.append(
@@ -472,4 +469,4 @@ def heading(of: Breakdown) -> str:
         return f"{who}, {of['seconds']:,.1f} s"
     first, last = of["steps"]
     what = f"step {first}" if first == last else f"steps {first} to {last}"
-    return f"{who}, {what}" + (f", {of['step_ms']:,.1f} ms a step" if "step_ms" in of else "")
+    return f"{who}, {what}" + (f", {duration(of['step_ms'] * 1e6)} a step" if "step_ms" in of else "")

@@ -17,7 +17,7 @@ from argus.diagnose.ranks.layout import stages_alike, unknown_partners
 from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
-from argus.model.units import milliseconds, ranks_text
+from argus.model.units import duration, ranks_text
 
 LIBRARIES = """
 SELECT rank, max(length(libraries)) AS libraries FROM ranks
@@ -54,7 +54,7 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
             verdict["reason"] = _joined(notes.doubt, notes.blurred, trouble)
         elif not compared and not notes.doubt and is_alone(case.query, case.params, ranks, world_size):
             verdict["status"] = "healthy"
-            steady = f"one rank, so there is nothing to compare it with; a step takes {milliseconds(now_ns)}"
+            steady = f"one rank, so there is nothing to compare it with; a step takes {duration(now_ns)}"
             verdict["reason"] = _joined(steady, notes.long_steps, notes.more_work)
         elif not compared and not notes.doubt and (alike := stages_alike(case)) and world_size <= ranks:
             verdict["status"] = "healthy"

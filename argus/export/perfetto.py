@@ -22,7 +22,7 @@ from typing import Any
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Stack
 from argus.model.text import printable
-from argus.model.units import milliseconds
+from argus.model.units import duration
 from argus.semantics.stacks.profile import annotated, frame_text
 from argus.store.open import Store
 from argus.store.read.stacks import OWN_THREAD, Selection, read_stacks
@@ -349,7 +349,7 @@ def stack_slice(rows: Sequence[Mapping[str, Any]], end: int, stacks: Mapping[int
             gc=bool(row["gc"]), in_kernel=bool(row["in_kernel"]),
         )  # fmt: skip
         shown = " < ".join(printable(frame_text(frame)) for frame in reversed(frames[-SHOWN_FRAMES:]))
-        details[f"{number}: {milliseconds(row['spent'], '.3g')}"] = shown
+        details[f"{number}: {duration(row['spent'])}"] = shown
     return StackSlice(
         first["rank"], first["pid"], first["tid"], printable(first["thread_name"]), off_cpu, first["at"],
         end - first["at"], printable(name), details,

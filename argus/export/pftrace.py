@@ -27,7 +27,7 @@ from argus.export.packets import TraceFile, Track
 from argus.export.perfetto import Moment, end_to_end, stack_slice
 from argus.export.timeline import Columns, Piece, Source, Timeline, among
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, ArgusError
-from argus.model.units import clock_difference
+from argus.model.units import duration
 from argus.store.open import Store
 from argus.store.read.stacks import Selection, read_stacks
 from argus.store.reader import query_columns
@@ -142,7 +142,7 @@ def clock_notes(hosts: Hosts | None) -> Iterator[str]:
     unknown = [name for name, error in errors.items() if error < 0]
     known = [error for error in errors.values() if error >= 0]
     if known:
-        yield f"times of all hosts are on the clock of {hosts.names[0]}, to {clock_difference(max(known))}"
+        yield f"times of all hosts are on the clock of {hosts.names[0]}, to {duration(max(known))}"
     if unknown:
         shown = ", ".join(unknown[:8]) + (", …" if len(unknown) > 8 else "")
         yield f"clocks of {shown} could not be aligned: their times are as these hosts had them"
@@ -193,7 +193,7 @@ class _Writer:
         if hosts is None or host == hosts.names[0]:
             return ""
         error = hosts.known_error_ns(host)
-        return f"clock ±{clock_difference(error)}" if error >= 0 else "clock not aligned"
+        return f"clock ±{duration(error)}" if error >= 0 else "clock not aligned"
 
     def _track(self, rank: int, kind: str, number: Any, name: str, order: int) -> Track:
         track = self._tracks.get((rank, kind, number))

@@ -14,7 +14,7 @@ from html import escape
 
 from argus.model.stacks import Frame
 from argus.model.text import printable
-from argus.model.units import short_duration
+from argus.model.units import duration
 from argus.semantics.stacks.profile import Change, Difference, Key, Profile, changes, folded, frame_text
 
 WIDTH = 1200
@@ -123,9 +123,7 @@ def _document(root: _Node, title: str, subtitle: list[str], unit: str, table: li
     words = [title, *(line for line in subtitle if line)]
     heading = [_text(WIDTH / 2, 20, words[0], cls="title", anchor="middle")]
     heading += [_text(WIDTH / 2, 37 + 15 * n, _cut(line, 170), anchor="middle") for n, line in enumerate(words[1:])]
-    total = f"{short_duration(root.after)} of {unit}" + (
-        f", before: {short_duration(root.before)}" if table is not None else ""
-    )
+    total = f"{duration(root.after)} of {unit}" + (f", before: {duration(root.before)}" if table is not None else "")
     heading.append(_text(_MARGIN, _TOP - 6, total))
     return "\n".join(
         [
@@ -154,13 +152,13 @@ def _document(root: _Node, title: str, subtitle: list[str], unit: str, table: li
 def _box(node: _Node, root: _Node, depth: int, start: float, unit: str, compared: bool) -> str:
     share = node.after / (root.after or 1.0)
     name = frame_text(node.frame) if node.frame is not None else "all"
-    about = f"{short_duration(node.after)} ({share:.2%}) {unit}"
+    about = f"{duration(node.after)} ({share:.2%}) {unit}"
     if node.frame is not None and node.frame.kind != "python" and node.frame.file:
         about = f"{node.frame.file}\n{about}"
     elif node.frame is not None and node.frame.file:
         about = f"{node.frame.file}" + (f":{node.frame.line}" if node.frame.line else "") + f"\n{about}"
     if compared:
-        about += f"\nbefore: {short_duration(node.before)}, {_signed(node.after - node.before)}"
+        about += f"\nbefore: {duration(node.before)}, {_signed(node.after - node.before)}"
     fill = _difference_colour(node) if compared else _colour(node.frame)
     left, width = _MARGIN + start * (WIDTH - 2 * _MARGIN), share * (WIDTH - 2 * _MARGIN)
     top = _TOP + depth * _ROW
@@ -228,8 +226,8 @@ def _table(rows_shown: list[Change], top: float, root: _Node) -> tuple[list[str]
             y += 15
             rows.append(_text(_MARGIN, y, _cut(frame_text(change.frame), 95)))
             for value, x in (
-                (short_duration(change.self_before), 760),
-                (short_duration(change.self_after), 880),
+                (duration(change.self_before), 760),
+                (duration(change.self_after), 880),
                 (_signed(change.gained), 1000),
                 (_signed(change.total_after - change.total_before), 1180),
             ):
@@ -239,7 +237,7 @@ def _table(rows_shown: list[Change], top: float, root: _Node) -> tuple[list[str]
 
 
 def _signed(ns: float) -> str:
-    return ("+" if ns >= 0 else "") + short_duration(ns)
+    return ("+" if ns >= 0 else "") + duration(ns)
 
 
 def _cut(text: str, room: int) -> str:
@@ -295,7 +293,7 @@ _SCRIPT = """
   function search(words) {
     var found = document.getElementById("found"), pattern = null, spans = [], sum = 0, end = -1;
     try { pattern = words ? new RegExp(words) : null; } catch (wrong) {
-      found.textContent = "no regular expression";
+      found.textContent = "not a regular expression";
       return;
     }
     boxes.forEach(function (b) {

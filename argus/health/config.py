@@ -19,7 +19,7 @@ from argus.health import checks
 from argus.health.check import Look, Result, clean
 from argus.health.limit import Limit
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.model.units import mebibytes
+from argus.model.units import binary_size
 from argus.system.lean import be_generous
 
 DEFAULT_FILE = Path("/etc/argus/health.toml")
@@ -167,7 +167,7 @@ def load(file: Path | None = None) -> Settings:
         with file.open("rb") as opened:
             text = opened.read(_MAX_SIZE + 1)
         if len(text) > _MAX_SIZE:
-            raise ArgusError(f"{file} has more than {mebibytes(_MAX_SIZE)}", _SETTINGS_HINT, EXIT_USAGE)
+            raise ArgusError(f"{file} has more than {binary_size(_MAX_SIZE)}", _SETTINGS_HINT, EXIT_USAGE)
         tables = tomllib.loads(text.decode())
     except OSError as failure:
         if default and isinstance(failure, FileNotFoundError):

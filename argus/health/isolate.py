@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argus.model.units import mebibytes
+from argus.model.units import binary_size
 from argus.system import descendants
 
 MAX_OUTPUT = 256 << 10
@@ -199,7 +199,7 @@ def _answer(task: Task, note: Callable[..., None]) -> dict[str, Any]:
         json.dumps(value)
         return {"value": value}
     except MemoryError:
-        return {"error": f"needed more memory than it may have ({mebibytes(task.memory_bytes)})"}
+        return {"error": f"needed more memory than it may have ({binary_size(task.memory_bytes)})"}
     except BaseException as failure:
         trace = failure.__traceback__
         while trace is not None and trace.tb_next is not None:

@@ -152,7 +152,7 @@ def _check_columns(columns: Columns) -> None:
     wanted = columns.wanted()
     if len(set(wanted)) < len(wanted):
         twice = next(name for name in wanted if wanted.count(name) > 1)
-        raise ArgusError(f"the column {twice!r} is named twice", "Each column is one thing", EXIT_USAGE)
+        raise ArgusError(f"the column {twice!r} is named twice", "Give each column once", EXIT_USAGE)
     if columns.duration is None and not columns.phases:
         raise ArgusError("neither step times nor phases are named", "Give --duration-column or --phase", EXIT_USAGE)
     for name in columns.phases:

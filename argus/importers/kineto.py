@@ -132,7 +132,7 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
         progress: Called with how far it is.
 
     Raises:
-        ArgusError: It cannot be read, is cut off, or is no trace; in one line.
+        ArgusError: It cannot be read, is cut off, or is not a trace; in one line.
     """
     columns = _Columns()
     head: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
     if "traceEvents" not in head:
         has = ", ".join(list(head)[:4])
         raise ArgusError(
-            f"{path} is JSON, but no Kineto trace: it has no traceEvents" + (f" (it has {has})" if has else ""),
+            f"{path} is JSON, but not a Kineto trace: it has no traceEvents" + (f" (it has {has})" if has else ""),
             EXPORT_HINT,
             EXIT_USAGE,
         )
@@ -381,7 +381,7 @@ def _ns(value: Any) -> int:
         if part.isdigit() and whole.isdigit():
             return int(whole) * 1000 + int((part + "00")[:3])
         return int(Decimal(value) * 1000)
-    raise ValueError(f"{value!r} is no time")
+    raise ValueError(f"{value!r} is not a time")
 
 
 def _number(value: Any) -> int:

@@ -102,7 +102,7 @@ class _Export:
         tables = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
         if len(tables) > MAX_TABLES:
             self._db.close()
-            raise ArgusError(f"{path} has {len(tables):,} tables, which is no recording", EXPORT_HINT, EXIT_USAGE)
+            raise ArgusError(f"{path} has {len(tables):,} tables, so it is not a recording", EXPORT_HINT, EXIT_USAGE)
         for (table,) in tables:
             columns = self.rows("SELECT name FROM pragma_table_info(?)", (str(table),))
             self.columns[str(table)] = {str(name).lower(): str(name) for (name,) in columns}
@@ -210,7 +210,7 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
         progress: Called with how far it is.
 
     Raises:
-        ArgusError: It cannot be read, is no export, or has no GPU activity; in one line.
+        ArgusError: It cannot be read, is not an export, or has no GPU activity; in one line.
     """
     export = _Export(path)
     with contextlib.closing(export):
@@ -221,7 +221,8 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
     assert callable(progress)
     if not export.has("StringIds") and not any(table in export.columns for table in (*_OPERATIONS, _RUNTIME)):
         some = ", ".join(list(export.columns)[:4]) or "no table"
-        raise ArgusError(f"{path} is SQLite, but no export of Nsight Systems: it has {some}", EXPORT_HINT, EXIT_USAGE)
+        what = f"not an export of Nsight Systems: it has {some}"
+        raise ArgusError(f"{path} is SQLite, but {what}", EXPORT_HINT, EXIT_USAGE)
     base, zero = _zero(export)
     ops, of_process, names = _operations(export)
     progress(0.4)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
-from argus.model.units import mebibytes
+from argus.model.units import binary_size
 
 BLOCK_BYTES = 8 << 20
 LONGEST_LINE = 1 << 20
@@ -159,7 +159,7 @@ def _names(path: Path, schema: pa.Schema) -> list[str]:
     try:
         return list(schema.names)
     except UnicodeDecodeError:
-        raise ArgusError(f"{path}: its first row is no UTF-8", "Is it text with commas?", EXIT_USAGE) from None
+        raise ArgusError(f"{path}: its first row is not UTF-8", "Is it text with commas?", EXIT_USAGE) from None
 
 
 def _row_of(path: Path, broken: str, *, packed: bool) -> str:
@@ -199,10 +199,10 @@ def _json_lines(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[
             there = json.loads(line)
         except (ValueError, RecursionError) as failure:
             raise ArgusError(
-                f"{path}, line {row} is no JSON: {why(failure)}", "Is the file whole?", EXIT_USAGE
+                f"{path}, line {row} is not JSON: {why(failure)}", "Is the file whole?", EXIT_USAGE
             ) from None
         if not isinstance(there, dict):
-            raise ArgusError(f"{path}, line {row} is no object", "One object a line is needed", EXIT_USAGE)
+            raise ArgusError(f"{path}, line {row} is not an object", "One object a line is needed", EXIT_USAGE)
         keys = keys or [str(key) for key in there]
         for name, values in columns.items():
             value = there.get(name)
@@ -254,7 +254,7 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        # Half of a pair of UTF-16, which JSON may escape, is no text.
+        # Half of a pair of UTF-16, which JSON may escape, is not text.
         return value[:4096].encode("utf-8", "replace").decode()
     return repr(value) if isinstance(value, (float, bool, int)) else type(value).__name__
 
@@ -269,7 +269,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Arra
                 size = file.metadata.row_group(group).total_byte_size
                 if size > LARGEST_GROUP:
                     raise ArgusError(
-                        f"{path}: row group {group} has {mebibytes(size)}, over {mebibytes(LARGEST_GROUP)}",
+                        f"{path}: row group {group} has {binary_size(size)}, over {binary_size(LARGEST_GROUP)}",
                         "Write smaller row groups",
                         EXIT_USAGE,
                     )

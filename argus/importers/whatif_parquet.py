@@ -40,7 +40,7 @@ SIZES = {
 ROWS = 1 << 18
 _MAGIC = b"PAR1"
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
-"""What pyarrow raises of a damaged file. A ValueError: of a name that is no UTF-8."""
+"""What pyarrow raises of a damaged file. A ValueError: of a name that is not UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_meta(path: Path) -> tuple[str, Layout]:
     are allowed.
 
     Raises:
-        ArgusError: It cannot be read, a line is none, or a size is no number above 0.
+        ArgusError: It cannot be read, a line cannot be parsed, or a size is not a number above 0.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -127,7 +127,7 @@ def read(path: Path, meta: Path | None) -> Trace:
         # Memory holds what is used: of words each different one once.
         table = pq.read_table(path, columns=[one for one in there if one in READ], read_dictionary=["optype"])
         if "optype" in table.column_names:
-            table["optype"].validate(full=True)  # text that is no UTF-8
+            table["optype"].validate(full=True)  # text that is not UTF-8
     except _UNREADABLE as failure:
         raise ArgusError(
             f"{path} cannot be read as Parquet: {_why(failure)}{_damaged(path)}",

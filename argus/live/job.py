@@ -338,6 +338,8 @@ class Job:
         self._left = self.marked.advance(self.thin_since, final=True)
         self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts, queues=self.queues)
         self._thinned_by, self.by_marks = "marks", True
+        for (_, end), (begin, _) in itertools.pairwise(self.pulse_spans or ()):  # windows may have opened before
+            self.thinned.unseen(end, begin)
         for rank in sorted(marked):
             handed = self.marked.hand_over(rank)
             self._main[rank] = handed.tid

@@ -5,50 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-_BYTES = ("B", "KB", "MB", "GB", "TB", "PB")
+_DURATIONS = (("µs", 1e3, 1e3), ("ms", 1e6, 1e6), ("s", 1e9, 1e10))
+"""Units beyond ns: how many ns they are, and from how many on they are used."""
 RANKS_LISTED = 8
 """Ranks that a sentence names; of more it gives the number."""
+_ROUNDED = 0.9995
+"""What is above so much of a unit would have four digits in the one below it: 999.6 µs are 1.00 ms."""
 
 
-def duration(ns: float) -> str:
-    """A duration with one decimal: 950 ns, 3.4 µs, 12.5 ms, 90.0 s."""
-    for unit, factor in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if ns < 1000 * factor:
-            return f"{ns / factor:.0f} {unit}" if factor == 1.0 else f"{ns / factor:.1f} {unit}"
-    return f"{ns / 1e9:.1f} s"
-
-
-def short_duration(ns: float) -> str:
-    """A duration, or a difference of two, with three digits: 3.42 µs, -12.5 ms, 950 ms."""
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(ns) >= scale:
-            return f"{ns / scale:,.3g} {unit}" if abs(ns) < 1e12 else f"{ns / scale:,.0f} {unit}"
-    return f"{ns:.0f} ns"
-
-
-def milliseconds(ns: float, form: str = ",.1f") -> str:
-    """A duration in ms, however long, where several are compared: 1,024.5 ms. ``form``: of the number."""
-    return f"{ns / 1e6:{form}} ms"
-
-
-def plain_ms(ns: float) -> str:
-    """The same without a mark between thousands: 1024.5 ms."""
-    return f"{ns / 1e6:.1f} ms"
-
-
-def clock_difference(ns: float) -> str:
-    """By how much clocks may differ: 250 us, 1.5 ms."""
-    return f"{ns / 1e3:,.0f} us" if ns < 1e6 else milliseconds(ns)
-
-
-def issue_delay(ns: float) -> str:
-    """A time that is mostly far below a millisecond: 85 us, 0.1 ms."""
-    return milliseconds(ns) if ns >= 1e5 else f"{ns / 1e3:,.0f} us"
-
-
-def part_of_step(ns: float) -> str:
-    """What a part of a step takes: 12.5 ms, 85.0 µs."""
-    return milliseconds(ns) if ns >= 1e5 else f"{ns / 1e3:,.1f} µs"
+def duration(ns: float, signed: bool = False) -> str:
+    """A duration, or a difference of two, in the unit that suits its size and with three digits or more: 950 ns,
+    3.42 µs, 12.5 ms, 1,024 ms, 12.5 s. ``signed``: positive ones have a plus sign."""
+    name, factor = "ns", 1.0
+    for unit, unit_ns, from_ns in _DURATIONS:
+        if abs(ns) >= from_ns * _ROUNDED:
+            name, factor = unit, unit_ns
+    value = abs(ns) / factor
+    decimals = 0 if name == "ns" or value >= 99.95 else 1 if value >= 9.995 else 2
+    sign = "" if value <= 0.5 and name == "ns" else "-" if ns < 0 else "+" if signed else ""
+    return f"{sign}{value:,.{decimals}f} {name}"
 
 
 def elapsed(seconds: float) -> str:
@@ -62,27 +37,23 @@ def elapsed(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes in decimal units, with one decimal: 999 B, 12.5 MB."""
-    for unit in _BYTES[:-1]:
-        if abs(nbytes) < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} {_BYTES[-1]}"
+    """Bytes that are transferred, in units of 1,000 as bandwidths have them: 999 B, 12.5 MB."""
+    units = ("B", "KB", "MB", "GB", "TB", "PB")
+    power = _power(nbytes, 1000, len(units))
+    return f"{nbytes / 1000**power:,.{1 if power else 0}f} {units[power]}"
 
 
-def binary_size(nbytes: int) -> str:
-    """Bytes in units of 1024, with three digits, as disks and memory are counted: 1.21 MiB."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
+def binary_size(nbytes: float) -> str:
+    """Bytes of memory or of a disk, in units of 1,024, with three digits at most: 128 MiB, 4.23 MiB."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = _power(nbytes, 1024, len(units))
+    value = nbytes / 1024**power
+    return f"{value:,.0f} {units[power]}" if value >= 999.5 or not power else f"{value:.3g} {units[power]}"
 
 
-def mebibytes(nbytes: int) -> str:
-    """Bytes in whole MiB, rounded down, as limits are set: 1,024 MiB."""
-    return f"{nbytes >> 20:,} MiB"
+def _power(value: float, base: int, units: int) -> int:
+    """Which unit suits a value, where each is ``base`` of the one before it."""
+    return next((power for power in range(units - 1, 0, -1) if abs(value) >= base**power * _ROUNDED), 0)
 
 
 def rate(per_second: float) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from argus.model.units import mebibytes
+from argus.model.units import binary_size
 
 UNFINISHED = ".new-"
 """How names of files begin that are not whole yet."""
@@ -135,7 +135,7 @@ def read_at(folder: int, name: str, max_bytes: int) -> bytes:
     """
     with open(open_at(folder, name, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {mebibytes(max_bytes)}", name)
+            raise OSError(errno.EFBIG, f"it is larger than {binary_size(max_bytes)}", name)
         return file.read(max_bytes)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from argus.diagnose.read import queries
 from argus.model.errors import ArgusError
+from argus.model.units import duration
 from argus.simulate.mesh import Mesh
 from argus.simulate.write import Spec, write
 from argus.store.open import Store, open_store
@@ -182,7 +183,7 @@ def _keys(store: Store, client: Any, table: str, rows: int, values: dict[str, An
         client.command(f"EXCHANGE TABLES {table} AND {table}_other")
         timings = []
         for name, text in QUERIES.get(table, {}).items():
-            timings.append(f"{name} {_asked_ms(store, client, text.replace('$table', table), values):.0f} ms")
+            timings.append(f"{name} {duration(1e6 * _asked_ms(store, client, text.replace('$table', table), values))}")
         client.command(f"EXCHANGE TABLES {table} AND {table}_other")
         lines.append(
             f"{table if key == present else '':<18}{size / rows:>8.2f}  {key:<52}  {'; '.join(timings)}".rstrip()

@@ -63,9 +63,9 @@ def test_runs_alike(store: str) -> None:
         (["compare", "old@9", "--against", "new"], 3, "job 'old' has no run 9"),
         (["compare", "old@x", "--against", "new"], 2, "'old@x' names no run"),
         (["compare", "old", "--against", "old@last:2"], 2, "run 3 of job 'old' is on both sides"),
-        (["compare", "old", "--against", "baseline", "--against", "new"], 2, "--against baseline goes not with"),
-        (["baseline", "show", "old"], 3, "run 3 of job 'old' is no baseline"),
-        (["baseline", "rm", "old@1"], 3, "run 1 of job 'old' is no baseline"),
+        (["compare", "old", "--against", "baseline", "--against", "new"], 2, "--against baseline cannot be combined"),
+        (["baseline", "show", "old"], 3, "run 3 of job 'old' is not a baseline"),
+        (["baseline", "rm", "old@1"], 3, "run 1 of job 'old' is not a baseline"),
     ],
 )
 def test_what_cannot_be_compared(store: str, words: list[str], code: int, message: str) -> None:

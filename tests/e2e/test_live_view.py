@@ -17,7 +17,7 @@ from tests.terminal import Terminal
 pytestmark = pytest.mark.kernel
 
 SLOW = {"FAKEGPU_SLOW_RANK": "2", "FAKEGPU_SLOW_FACTOR": "2"}
-RANK = re.compile(r"^ +(\d+) +\d+\.\d+ ms", re.M)
+RANK = re.compile(r"^ +(\d+) +(?:\d,\d{3}|\d{1,3}|\d\d\.\d|\d\.\d\d) (?:ns|µs|ms|s)\b", re.M)
 
 
 def first_rank(terminal: Terminal) -> str:

@@ -241,11 +241,11 @@ def test_nothing_is_written(opened: Store, url: str) -> None:
         (["--listen", "::1:8480"], "is not ADDRESS:PORT"),
         (["--listen", "[localhost]:8480"], "is not ADDRESS:PORT"),
         (["--listen", "127.0.0.1:" + "0" * 5_000], "is not ADDRESS:PORT"),
-        (["--listen", "203.0.113.7:0"], "cannot be listened on"),
+        (["--listen", "203.0.113.7:0"], "cannot listen on"),
         (["--listen", "0.0.0.0:0", "--no-token"], "needs a token"),
         (["--token-file", "/no/such/file"], "cannot be read: No such file"),
-        (["--no-token", "--token-file", "/no/such/file"], "goes not with"),
-        (["--key", "/no/such/file"], "without its certificate"),
+        (["--no-token", "--token-file", "/no/such/file"], "--no-token cannot be used with --token-file"),
+        (["--key", "/no/such/file"], "--key needs --certificate"),
         (["--listen", "127.0.0.1:0", "--certificate", "/no/such/file"], "certificate cannot be used"),
     ],
 )
@@ -260,7 +260,7 @@ def test_what_cannot_be_served_is_one_line(url: str, words: list[str], message: 
 
 def test_a_port_that_is_taken(server: Server, url: str) -> None:
     done = argus("serve", "--listen", f"127.0.0.1:{server.port}", "--store", url)
-    assert "cannot be listened on: Address already in use" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{server.port}: Address already in use" in done.stderr
     assert done.returncode not in (0, 130)
 
 

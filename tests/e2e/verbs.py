@@ -58,7 +58,7 @@ CASES = {
     "baseline set": Case("baseline set simulated", r"^simulated@\d+ is a baseline"),
     "baseline list": Case("baseline list", r"^simulated  2 ranks"),
     "baseline show": Case("baseline show simulated", r"^simulated@\d+: 2 ranks"),
-    "baseline rm": Case("baseline rm simulated", r"is no baseline any more"),
+    "baseline rm": Case("baseline rm simulated", r"is no longer a baseline"),
     "observe run": Case(
         "observe run --repeat 5 --out {folder}/observed -- true", r"report\.md$", codes=(0, 10, 12, 13), stores=False
     ),

@@ -16,5 +16,5 @@ def figures(before: Side, after: Side) -> list[Figure]:
     note = ""
     if distances:
         note = f"distributions differ by {sum(distances) / len(distances):.1%} of the mean (W1)"
-        note += f", those before among one another by {max(among):.1%} at most" if among else ""
+        note += f", those of the runs before among each other by {max(among):.1%} at most" if among else ""
     return [Figure("issue_latency", "", first, second, "issue latency of kernels, median", 0.0, note=note)]

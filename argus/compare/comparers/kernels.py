@@ -49,7 +49,7 @@ def _distance(before: Side, after: Side, name: str) -> str:
     apart = [w1(one, other) for one in first for other in second]
     among = [w1(one, other) for one in first for other in first if one is not other]
     text = f"durations of a launch differ by {sum(apart) / len(apart):.1%} of the mean (W1)"
-    return text + (f", those before among one another by {max(among):.1%} at most" if among else "")
+    return text + (f", those of the runs before among each other by {max(among):.1%} at most" if among else "")
 
 
 def _launches(side: Side, name: str) -> float:

@@ -31,7 +31,7 @@ KINDS = {
     "collections": "collections of garbage",
     "runqueue": "waiting for a CPU",
     "void": "the GPU is idle",
-    "issue_latency": "kernels are launched less, or further, ahead of the GPU",
+    "issue_latency": "kernels are launched less far, or further, ahead of the GPU",
     "kernel_tail": "single launches of a kernel take much longer",
     "step_tail": "single steps take much longer",
     "gpu_speed": "all kernels take longer alike",

@@ -98,12 +98,12 @@ def decision_of(runs: Sequence[Run], plan: Plan) -> Decision:
 
 
 def _unseen(runs: Sequence[Run], decision: Decision) -> list[str]:
-    """That what others did besides is not known, where it may be why runs vary."""
+    """A note that the load of other processes is not known, where it may be why runs vary."""
     good = [run for run in runs if run["status"] == "ok"]
     short = sum(run["noise"].get(EXTERNAL) is None and run["figures"]["wall_ns"] < SHORTEST_S * 1e9 for run in good)
     if not short or decision.status != "unstable" or decision.signs[0].kind in COUNTED:
         return []
-    text = f"runs shorter than {SHORTEST_S:g} s do not show what other processes had of the CPUs"
+    text = f"runs shorter than {SHORTEST_S:g} s do not show how much of the CPUs other processes used"
     text += ": they may be why these vary"
     waits = [run["noise"]["run_queue_share"] for run in good if run["noise"].get("run_queue_share") is not None]
     if waits and max(waits) >= QUIET:

@@ -23,7 +23,7 @@ from argus.model.text import printable
 TIMEOUT_S = 10.0
 """Until the whole page is there."""
 MOST_BYTES = 32 << 20
-"""A page that is longer is no page of metrics."""
+"""A longer page is not taken for a page of metrics."""
 MOST_SAMPLES = 100_000
 """Latencies that stand for those of a run; of more each stands for several."""
 _MOST = 2.0**53
@@ -61,7 +61,7 @@ def read_page(url: str) -> dict[str, Histogram]:
             while (part := answer.read1(1 << 20)) and len(data) <= MOST_BYTES:
                 data += part
                 if time.monotonic() > until:
-                    raise TimeoutError(f"it is not whole after {TIMEOUT_S:g} s")
+                    raise TimeoutError(f"it is incomplete after {TIMEOUT_S:g} s")
     except (OSError, http.client.HTTPException, ValueError) as failure:
         reason = getattr(failure, "reason", None) or failure
         message = f"the metrics at {printable(url)} cannot be read: {printable(str(reason))}"
@@ -101,7 +101,7 @@ def histograms(page: str) -> dict[str, Histogram]:
 
 
 def chosen(found: dict[str, Histogram], readings: Readings) -> str:
-    """The histogram that is meant: the one that the settings name, or the only one.
+    """The histogram to read: the one that the settings name, or the only one.
 
     Raises:
         ArgusError: There is none of that name, or several.
@@ -121,7 +121,7 @@ def samples_between(
     before: Histogram, after: Histogram, name: str, readings: Readings
 ) -> tuple[NDArray[np.float64], int, float | None]:
     """Latencies of a run that stand for its buckets, evenly within each, ns, ascending; how many there were; and their
-    mean, None: unknown. A server that counts less than before was started anew: it counts from 0."""
+    mean, None: unknown. A server that counts less than before was restarted: it counts from 0."""
     if any(after.counts.get(limit, 0.0) < count for limit, count in before.counts.items()):
         before = Histogram()
     scale = UNITS[_SUFFIXES.get(name.rpartition("_")[2], readings.unit)]

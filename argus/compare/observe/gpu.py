@@ -57,7 +57,7 @@ class Gpus:
 
 
 def _of(combine: Callable[[list[Any]], float], values: list[Any]) -> float | None:
-    """What is known of all GPUs put together."""
+    """The figures of all GPUs combined."""
     known = [value for value in values if value is not None]
     return round(float(combine(known)), 4) if known else None
 

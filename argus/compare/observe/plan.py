@@ -133,11 +133,11 @@ def check(plan: Plan) -> Plan:
     if plan.timeout_s is not None and not 0 < plan.timeout_s < math.inf:
         raise _wrong("the timeout must be longer than 0", "Leave it out for none")
     if not 0.001 <= plan.margin <= 1:
-        raise _wrong(f"a margin of {plan.margin:g} cannot be", "It is a share between 0.001 and 1: 0.05 is 5 %")
+        raise _wrong(f"a margin of {plan.margin:g} is not possible", "It is a share between 0.001 and 1: 0.05 is 5 %")
     names = [arm.name for arm in plan.arms]
     if len(set(names)) != len(names):
         raise _wrong(
-            f"two arms are called '{next(name for name in names if names.count(name) > 1)}'", "Name each apart"
+            f"two arms are called '{next(name for name in names if names.count(name) > 1)}'", "Use different names"
         )
     for arm in plan.arms:
         if not re.fullmatch(r"[\w.=+,:@ -]{0,80}", arm.name):
@@ -147,9 +147,9 @@ def check(plan: Plan) -> Plan:
                 raise _wrong(f"'{variable}' of arm {arm.name} cannot be a variable", "Write NAME=VARIABLE=VALUE")
     for words in (plan.command, plan.server.command if plan.server else ()):
         if any("\0" in word for word in words):
-            raise _wrong("the command holds a zero byte", "No program can be given one")
+            raise _wrong("the command holds a zero byte", "Arguments of programs cannot contain one")
         if REDACTED in words or any(word.endswith(f"={REDACTED}") for word in words):
-            raise _wrong(f"the command has {REDACTED} where a secret was left out", "Write the command anew")
+            raise _wrong(f"the command has {REDACTED} where a secret was left out", "Write it again, with the secret")
     if not plan.trace.isprintable() or len(plan.trace) > LONGEST_JOB or "@" in plan.trace:
         raise _wrong("the job's name cannot be used", "Give --job another, without @")
     if plan.trace and "=" in plan.command[0] and any(arm.environment for arm in plan.arms):
@@ -162,19 +162,19 @@ def check(plan: Plan) -> Plan:
 
 def _check_readings(readings: Readings) -> None:
     if bool(readings.pattern) + bool(readings.key) + bool(readings.metrics) > 1:
-        raise _wrong("latencies are read by a pattern, by a key or from metrics, not both ways", "Leave one out")
+        raise _wrong("latencies are read by a pattern, by a key or from metrics: only one can be used", "Leave one out")
     if readings.metrics and not re.fullmatch(r"https?://[!-.0-?A-~]{1,255}(/[!-~]{0,2000})?", readings.metrics):
         raise _wrong("the address of the metrics cannot be used", "Write http://127.0.0.1:8000/metrics")
     if readings.metric and not readings.metrics:
-        raise _wrong("a metric is named, and no page of metrics", "Add --metrics URL")
+        raise _wrong("a metric is named, but no page of metrics", "Add --metrics URL")
     if readings.unit not in UNITS:
-        raise _wrong(f"'{readings.unit}' is no unit", f"It is one of {', '.join(UNITS)}")
+        raise _wrong(f"'{readings.unit}' is not a unit", f"It is one of {', '.join(UNITS)}")
     for name, pattern in (("latency", readings.pattern), ("errors", readings.errors), ("retries", readings.retries)):
         try:
             compiled = re.compile(pattern)
         except re.error as failure:
             raise _wrong(
-                f"the pattern of {name} is no regular expression: {failure}", "Quote it for the shell"
+                f"the pattern of {name} is not a regular expression: {failure}", "Quote it for the shell"
             ) from None
         if name == "latency" and pattern and not compiled.groups:
             raise _wrong(
@@ -187,7 +187,7 @@ def parse_arm(text: str) -> Arm:
     else: ``workers=8`` is the arm ``workers=8`` with that variable.
 
     Raises:
-        ArgusError: It is none of that.
+        ArgusError: It is not of that form.
     """
     name, sign, rest = text.partition("=")
     pairs = [part.partition("=") for part in rest.split(",")]
@@ -197,14 +197,15 @@ def parse_arm(text: str) -> Arm:
         return Arm(text, ((name, rest),))
     if not sign and name:
         return Arm(name)
-    raise _wrong(f"'{text}' is no arm", "Write NAME=VARIABLE=VALUE, such as fast=OMP_NUM_THREADS=8, or VARIABLE=VALUE")
+    hint = "Write VARIABLE=VALUE or NAME=VARIABLE=VALUE, such as fast=OMP_NUM_THREADS=8"
+    raise _wrong(f"'{text}' is not an arm", hint)
 
 
 def from_yaml(text: str, name: str) -> Plan:
     """A plan from a file's text; every value is read as it is written, so that ``off`` stays ``off``.
 
     Raises:
-        ArgusError: It is no such file.
+        ArgusError: It is not such a file.
     """
     import yaml
 
@@ -216,7 +217,7 @@ def from_yaml(text: str, name: str) -> Plan:
         where = getattr(failure, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
         raise _wrong(
-            f"{name} is no YAML{line}: {getattr(failure, 'problem', None) or failure}", "See docs/observe.md"
+            f"{name} is not YAML{line}: {getattr(failure, 'problem', None) or failure}", "See docs/observe.md"
         ) from None
     if not isinstance(document, dict):
         raise _wrong(f"{name} holds no settings", "Begin with command: and repeat:")
@@ -224,7 +225,7 @@ def from_yaml(text: str, name: str) -> Plan:
 
 
 def _loader(yaml: Any) -> Any:
-    """Reads scalars as text, and knows no aliases: a few lines of them could make gigabytes."""
+    """Reads scalars as text, and refuses aliases: a few lines of them could make gigabytes."""
 
     class Loader(yaml.BaseLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -350,7 +351,7 @@ def _text(value: Any, key: str, name: str) -> str:
     if _empty(value):
         return ""
     if isinstance(value, (dict, list)):
-        raise _wrong(f"{name}: {key} must be a text", "See docs/observe.md")
+        raise _wrong(f"{name}: {key} must be text", "See docs/observe.md")
     return str(value)
 
 
@@ -375,7 +376,7 @@ def _number(document: Mapping[str, Any], key: str, default: float, name: str) ->
             raise ValueError
     except ValueError:
         raise _wrong(
-            f"{name}: {key} is '{text}', which is no number that can be meant", "See docs/observe.md"
+            f"{name}: {key} is '{text}', which is not a number that fits here", "See docs/observe.md"
         ) from None
     return number
 

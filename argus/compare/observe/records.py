@@ -67,7 +67,7 @@ class Records:
         except files.Untrusted as failure:
             raise ArgusError(f"{folder} is not used: {failure.strerror}", failure.fix, EXIT_UNAVAILABLE) from None
         except FileExistsError:
-            raise ArgusError(f"{folder} is no folder", "Give --out one that is new", EXIT_USAGE) from None
+            raise ArgusError(f"{folder} is not a folder", "Give --out one that is new", EXIT_USAGE) from None
         except OSError as failure:
             raise ArgusError(
                 f"{folder} cannot be made: {failure.strerror}", "Give --out another", EXIT_FAILURE
@@ -137,7 +137,7 @@ def read(folder: Path) -> Stored:
     """What a folder holds.
 
     Raises:
-        ArgusError: It is no observation's, or it is damaged.
+        ArgusError: It is not the folder of an observation, or it is damaged.
     """
     try:
         with files.opened(folder) as fd:
@@ -163,7 +163,7 @@ def _document(folder: Path, name: str, text: str, schema: str) -> dict[str, Any]
         document = json.loads(text)
         found = document.get("schema")
     except (ValueError, RecursionError, AttributeError):
-        raise ArgusError(f"{folder / name} is damaged: it is no JSON object", "", EXIT_FAILURE) from None
+        raise ArgusError(f"{folder / name} is damaged: it is not a JSON object", "", EXIT_FAILURE) from None
     if found != schema:
         hint = f"This Argus reads {schema}: use the version that wrote it"
         raise ArgusError(f"{folder / name} is of schema '{found}'", hint, EXIT_UNAVAILABLE)

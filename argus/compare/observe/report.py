@@ -11,7 +11,7 @@ from typing import Any
 from argus.compare.observe.plan import Plan, to_document
 from argus.compare.observe.rule import FAMILY, NAMES
 from argus.model.text import printable
-from argus.model.units import binary_size, short_duration
+from argus.model.units import binary_size, duration
 
 RUNS_SHOWN = 60
 """Rows of the table of runs; of more, those that failed or stand out, and the first."""
@@ -39,7 +39,7 @@ def shown(figure: str, value: float | None) -> str:
     if value is None:
         return "-"
     if figure.endswith("_ns"):
-        return short_duration(value)
+        return duration(value)
     if figure.endswith("_bytes"):
         return binary_size(round(value))
     if figure.endswith("_share"):
@@ -54,7 +54,7 @@ def _head(metrics: Mapping[str, Any], meta: Mapping[str, Any], plan: Plan) -> It
     yield ""
     if decision is None:
         yield f"**{meta['status']}**: {made} runs were made, nothing is decided."
-        yield "`argus observe report` on this folder decides over what there is."
+        yield "`argus observe report` on this folder judges the runs that there are."
     else:
         yield f"**{decision['status'].upper()}**: {cell(decision['reason'])}."
         if meta["status"] != "finished":
@@ -92,7 +92,7 @@ def _signs(metrics: Mapping[str, Any]) -> Iterator[str]:
     if decision["disturbance"]:
         one = decision["disturbance"]
         name = NAMES.get(one["name"], one["name"])
-        yield f"{one['share']:.0%} of the variance goes together with {name}. Without it nothing of the above is left."
+        yield f"{one['share']:.0%} of the variance correlates with {name}. Without it, none of the above remains."
         yield ""
 
 
@@ -272,8 +272,8 @@ def _traces(metrics: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     used = sorted(run["trace"]["argus_cpu_ns"] for run in traced)
     yield (
-        f"Argus itself used {short_duration(used[len(used) // 2])} of CPU time in a run (median), its start and the "
-        "storing of rows with it. Figures are of the command alone, and hold what its probes cost it."
+        f"Argus itself used {duration(used[len(used) // 2])} of CPU time in a run (median), with its start and the "
+        "storing of rows. Figures are of the command alone, and include what probes cost it."
     )
     yield ""
 

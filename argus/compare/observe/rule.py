@@ -2,7 +2,7 @@
 
 * ``unstable``: a sign of :mod:`argus.compare.observe.signs`. All tests of all figures together say so of stable runs in
   at most :data:`FAMILY` of cases (Bonferroni); or some runs failed and some did not.
-* ``noise-dominated``: there are signs, or runs vary by more than the margin, but the variation goes together with what
+* ``noise-dominated``: there are signs, or runs vary by more than the margin, but the variation correlates with what
   the machine did besides, and nothing is left of it without that.
 * ``stable``: no sign, the upper 95 % bound of the coefficient of variation is within the margin (chi-square), and so is
   the difference of each two arms (two one-sided tests, 5 % each).
@@ -111,7 +111,7 @@ def decide(
         signs = in_order(signs)
         cause = NAMES.get(found.name, found.name)
         if found.sure:
-            reason = f"{found.share:.0%} of the variation goes together with {cause}: the workload cannot be judged"
+            reason = f"{found.share:.0%} of the variation correlates with {cause}: the workload cannot be judged"
             explained = found.name, found.share
             return Decision("noise-dominated", reason, tuple(signs), disturbance=explained, **facts)  # type: ignore[arg-type]
         needed = 2 * n
@@ -167,7 +167,7 @@ def undetected(runs: int) -> float:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A disturbance that variation goes together with: its share of the variance, and whether chance is ruled out."""
+    """A disturbance that variation correlates with: its share of the variance, and whether chance is ruled out."""
 
     name: str
     share: float
@@ -175,7 +175,7 @@ class Explanation:
 
 
 def explained_by(figures: Sequence[Series], margin: float, level: float) -> Explanation | None:
-    """The disturbance that the variation goes together with; None: it is not that.
+    """The disturbance that the variation correlates with; None: it is not that.
 
     More disturbance must go with longer runs (permutation test, chance :data:`NOISE` split among the disturbances; up
     to :data:`DOUBT` it may), and without it no sign may be left: in the values less a line through it, or in the

@@ -19,6 +19,7 @@ from argus.compare.observe.plan import Plan, Server, Slot, schedule
 from argus.compare.observe.records import OUTPUT, Records, lines_of
 from argus.compare.observe.report import report_of
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.units import duration
 from argus.system import descendants
 
 Execute = Callable[..., Outcome]
@@ -166,7 +167,7 @@ class Session:
 def line_of(run: Mapping[str, Any], total: int) -> str:
     """A run in one line."""
     wall_ns = run["figures"].get("wall_ns")
-    took = f"{wall_ns / 1e9:.3f} s" if wall_ns else "-"
+    took = duration(wall_ns) if wall_ns else "-"
     arm = f"  {run['arm']}" if run["arm"] else ""
     ended = {"ok": "", "timeout": "  ended after the timeout", "not_started": f"  did not start: {run['error']}"}.get(
         run["status"],

@@ -1,7 +1,7 @@
 """Runs that are traced: each is an ``argus run`` into a store, and its steps are a figure.
 
 The tracer is ``argus run`` itself, in processes of its own. What the command took is taken from its account, so that
-Argus's start and the storing of rows are no part of the figures.
+Argus's start and the storing of rows are not part of the figures.
 """
 
 from __future__ import annotations

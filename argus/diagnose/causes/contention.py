@@ -17,7 +17,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence
 from argus.model.stacks import Frame
-from argus.model.units import plain_ms, ranks_text
+from argus.model.units import duration, ranks_text
 from argus.semantics.stacks.stack import label
 
 WINDOW_NS = 30_000_000_000
@@ -202,10 +202,10 @@ def _collections(
     where: str,
 ) -> Sharpened:
     pauses = query(queries.PAUSES, {**at, "ranks": list(late)})
-    text = f"it collects garbage for {plain_ms(late_ns)} a step, the others for {plain_ms(others_ns)}"
+    text = f"it collects garbage for {duration(late_ns)} a step, the others for {duration(others_ns)}"
     place = ""
     if len(pauses["pauses"]) and int(pauses["pauses"][0]):
-        text += f": {int(pauses['pauses'][0])} pauses of {plain_ms(float(pauses['usual_ns'][0]))} were seen"
+        text += f": {int(pauses['pauses'][0])} pauses of {duration(float(pauses['usual_ns'][0]))} were seen"
         if int(pauses["generation"][0]) >= 0:
             text += f", of generation {int(pauses['generation'][0])} at most"
         if pauses["function"][0]:
@@ -233,7 +233,7 @@ def _contention(
     share = "runqueue_share" if kind == "host_contention" else "io_share"
     late_ns, others_ns = (part * step_ns for part in excess(waits, share, late) or (0.0, 0.0))
     what = "for a free CPU" if kind == "host_contention" else "for a disk or its memory to be read back"
-    text = f"a thread of it waits {plain_ms(late_ns)} a step {what}, against {plain_ms(others_ns)}"
+    text = f"a thread of it waits {duration(late_ns)} a step {what}, against {duration(others_ns)}"
     taken = excess(usage, "taken_per_s", late)
     if kind == "host_contention" and taken is not None:
         text += f"; it was taken off the CPU {taken[0]:,.0f} times a second, the others {taken[1]:,.0f} times"
@@ -268,7 +268,7 @@ def _place(
         return Sharpened(cause, [])
     first = places[0]
     text = f"its stacks differ most from the others' in {label(first.frame, lines=True)}: "
-    more = f"{plain_ms(first.excess_ns * scale)} a step more"
+    more = f"{duration(first.excess_ns * scale)} a step more"
     if max(first.share, first.others) <= 1:
         text += f"{first.share:.0%} of its time, {first.others:.0%} of theirs, {more}"
     else:
@@ -304,7 +304,7 @@ def explain_jitter(query: Query, params: Mapping[str, Any], stalls: Suspect, ste
     stalls.kind, stalls.level = "gc_pause", "stack"
     text = (
         f"it collected garbage {int(pauses['pauses'][0])} times in that time, "
-        f"for {plain_ms(float(pauses['usual_ns'][0]))} each"
+        f"for {duration(float(pauses['usual_ns'][0]))} each"
     )
     if pauses["function"][0]:
         frame = Frame("python", pauses["function"][0], pauses["file"][0], int(pauses["line"][0]))

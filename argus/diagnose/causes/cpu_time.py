@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.model.units import plain_ms
+from argus.model.units import duration
 
 HALF = 0.5
 """A CPU-side component explains the lateness if its excess is at least this share of it."""
@@ -72,7 +72,7 @@ def attribute(
 
     def longer(more_ns: float) -> str:
         """A GPU's excess in words."""
-        return f"{plain_ms(more_ns)} a step longer" if more_ns >= max(NOTABLE * late_ns, SHOWN_NS) else "as long"
+        return f"{duration(more_ns)} a step longer" if more_ns >= max(NOTABLE * late_ns, SHOWN_NS) else "as long"
 
     slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
     if gpu_ns is not None and gpu_ns[0] >= HALF * late_ns and gpu_ns[0] > gpu_ns[1]:
@@ -95,10 +95,10 @@ def attribute(
         ("other", "kernel_issue_stall", "outside CUDA between launches"),
     ):
         if parts[name] >= HALF * late_ns and parts[name] == max(parts["module"], parts["data"], parts["other"]):
-            return Cause(kind, f"{plain_ms(parts[name])} a step more than the others {words}", True)
+            return Cause(kind, f"{duration(parts[name])} a step more than the others {words}", True)
     if gpu_ns is not None and gpu_ns[1] > max(gpu_ns[0], 0.0):
         text = (
-            f"its GPU is not to blame: it is idle for {plain_ms(gpu_ns[1])} a step longer than those with "
+            f"its GPU is not to blame: it is idle for {duration(gpu_ns[1])} a step longer than those with "
             f"the same work, and computes {longer(gpu_ns[0])}; kernels are launched too slowly"
         )
         return Cause("kernel_issue_stall", text, True)
@@ -108,11 +108,11 @@ def attribute(
             f"idle for {longer(gpu_ns[1])}; its CPU no longer runs as far ahead"
         )
         return Cause("kernel_issue_stall", text, True)
-    # Rounded first: "-0.0 ms" reads like a measurement.
-    data, other, module = (round(parts[name] / 1e6, 1) + 0.0 for name in ("data", "other", "module"))
+    # To 0.1 ms: "-31 ns" reads like a measurement.
+    data, other, module = (duration(round(parts[name], -5), signed=True) for name in ("data", "other", "module"))
     text = (
-        f"its CPU is not to blame: against the others it spends {data:+.1f} ms a step before the copy of the batch, "
-        f"{other:+.1f} ms between launches, {module:+.1f} ms loading code"
+        f"its CPU is not to blame: against the others it spends {data} a step before the copy of the batch, "
+        f"{other} between launches, {module} loading code"
     )
     return Cause("compute_straggler", text, True)
 
@@ -151,7 +151,7 @@ def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, .
     if slow_ns - others_ns < HALF * late_ns:
         return None
     what = "outside the phases that PyTorch marks" if phase == "other" else f"in {phase.replace('_', ' ')}"
-    text = f"it spends {plain_ms(slow_ns)} a step {what}, the others {plain_ms(others_ns)}"
+    text = f"it spends {duration(slow_ns)} a step {what}, the others {duration(others_ns)}"
     rest = np.sum([times for name, times in parts.items() if name not in (phase, "data_loading")], axis=0)
     alike = np.size(rest) == 2 and 0 < rest[0] <= ALIKE * rest[1]
     selective = bool(alike and slow_ns >= SELECTIVE * others_ns)
@@ -201,7 +201,7 @@ def slow_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     if excess < HALF * late_ns:
         return None
     texts = [
-        f"{plain_ms(slow_ns)} in {phase} against {plain_ms(others_ns)} ({slow_ns / max(others_ns, 1):.2f}x)"
+        f"{duration(slow_ns)} in {phase} against {duration(others_ns)} ({slow_ns / max(others_ns, 1):.2f}x)"
         for slow_ns, others_ns, phase in parts
         if slow_ns - others_ns >= NOTABLE * excess
     ]
@@ -265,8 +265,7 @@ def long_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     for name, parts in reported:
         slow_ns, others_ns = (sum(part[which] * part[2] for part in parts) for which in (0, 1))
         texts.append(
-            f"{name} {slow_ns / 1e6:.2f} ms a step against {others_ns / 1e6:.2f} ms "
-            f"({slow_ns / max(others_ns, 1):.2f}x)"
+            f"{name} {duration(slow_ns)} a step against {duration(others_ns)} ({slow_ns / max(others_ns, 1):.2f}x)"
         )
     return LongKernels([name for name, _ in reported], excess, f"slower kernels: {'; '.join(texts)}")
 

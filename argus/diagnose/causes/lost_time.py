@@ -27,7 +27,7 @@ from argus.diagnose.ranks.lateness import WINDOWS, Lateness, Straggler
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
-from argus.model.units import milliseconds, ranks_text
+from argus.model.units import duration, ranks_text
 
 REFERENCES = 16
 """Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
@@ -218,13 +218,13 @@ def _seen_by(case: Case, straggler: Straggler, onset: int, step_ns: float) -> Ev
         text = (
             f"the GPUs of {name} are idle for longer than {norm}, "
             f"in {straggler.persistence:.0%} of the newest {straggler.window} steps, and others wait for them for "
-            f"{milliseconds(straggler.gain_ns)} of {milliseconds(step_ns)} a step"
+            f"{duration(straggler.gain_ns)} of {duration(step_ns)} a step"
         )
         return evidence(text, queries.GPU_TIMES, case.gpus.window)
     text = (
         f"{name} came last to the collectives in {straggler.persistence:.0%} of the newest "
-        f"{straggler.window} steps, {milliseconds(straggler.gain_ns)} after everybody else, of "
-        f"{milliseconds(step_ns)} a step"
+        f"{straggler.window} steps, {duration(straggler.gain_ns)} after everybody else, of "
+        f"{duration(step_ns)} a step"
     )
     return evidence(text, queries.LEAD, {**lead_params(case, straggler), "first": onset})
 
@@ -257,14 +257,14 @@ def _cost(
         was = float(np.median(before[-max(WINDOWS) :]))
         if step_ns - was <= lost + grown:
             return lost, grown, []
-        text = f"a step took {milliseconds(was)} before step {onset} and takes {milliseconds(step_ns)} now"
+        text = f"a step took {duration(was)} before step {onset} and takes {duration(step_ns)} now"
         return lost, step_ns - was - lost, [evidence(text, queries.STEPS, case.params)]
     if not half_hidden:
         return lost, grown, []
     lost *= 1 + HIDDEN_BACKWARD
     text = (
         f"estimated: only the forward is waited for on the CPU; a backward takes twice as long, so the slow GPU "
-        f"costs about {milliseconds(lost)} a step"
+        f"costs about {duration(lost)} a step"
     )
     cited = {**lead_params(case, straggler), "first": onset}
     return lost, grown, [evidence(text, queries.LATENESS, cited)]

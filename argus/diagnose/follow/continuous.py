@@ -24,7 +24,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.robust import low_median
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence, Verdict
-from argus.model.units import milliseconds
+from argus.model.units import duration
 
 SURE_STEP = 0.8
 """Steps whose boundary is less sure are left out, as in :mod:`argus.diagnose.run`."""
@@ -215,8 +215,8 @@ class Continuous:
             return
         how = "bit by bit" if grown.kind == "ramp" else "at once"
         text = (
-            f"from step {grown.step} on a step takes {milliseconds(grown.before * ratio)} instead of "
-            f"{milliseconds(grown.before)} for the same work; it became longer {how}"
+            f"from step {grown.step} on a step takes {duration(grown.before * ratio)} instead of "
+            f"{duration(grown.before)} for the same work; it became longer {how}"
         )
         sure = f"such growth is reported falsely once in {1e6 / self.alarms:,.0f} steps at most"
         shown = runnable_sql(queries.STEPS, {**params, "first": max(0, grown.step - 50), "last": verdict["steps"][1]})

@@ -33,7 +33,7 @@ from argus.diagnose.read.profile import (
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.variation import SPREAD, Difference, Mean, difference, mean_of, w1
 from argus.diagnose.verdict import Evidence
-from argus.model.units import milliseconds
+from argus.model.units import duration
 
 MIN_RUNS = 3
 """Earlier runs below which nothing is reported: two show next to nothing of how much runs scatter."""
@@ -101,9 +101,9 @@ def _suspect(
     grown = found.after / found.before
     names = ", ".join(str(run.run) for run in runs[:5]) + (" …" if len(runs) > 5 else "")
     text = (
-        f"a step takes {milliseconds(found.after)}, and {milliseconds(found.before)} in {len(runs)} healthy runs of "
-        f"this job class ({names}; {milliseconds(min(run.step.value for run in runs))} to "
-        f"{milliseconds(max(run.step.value for run in runs))}): {found.change / found.before:+.1%}, 95 % interval "
+        f"a step takes {duration(found.after)}, and {duration(found.before)} in {len(runs)} healthy runs of "
+        f"this job class ({names}; {duration(min(run.step.value for run in runs))} to "
+        f"{duration(max(run.step.value for run in runs))}): {found.change / found.before:+.1%}, 95 % interval "
         f"{found.low / found.before:+.1%} to {found.high / found.before:+.1%}"
     )
     sure = [one.found.p / 2 * len(phases) for one in phases if one.sure]
@@ -165,8 +165,8 @@ def _latency(case: Case, params: dict[str, Any], runs: Sequence[Profile]) -> lis
         return []
     median = float(np.median([one[len(one) // 2] for one in known]))
     text = (
-        f"kernels are launched {milliseconds(now[len(now) // 2], '.2f')} ahead of the GPU (median) instead of "
-        f"{milliseconds(median, '.2f')} in the baseline; the distributions differ by {distance:.0%} of the mean (W1), "
+        f"kernels are launched {duration(now[len(now) // 2])} ahead of the GPU (median) instead of "
+        f"{duration(median)} in the baseline; the distributions differ by {distance:.0%} of the mean (W1), "
         f"those of the baseline by {among:.0%} at most"
     )
     return [evidence(text, queries.RUN_LATENCIES, params)]
@@ -193,7 +193,7 @@ def _tail(durations: NDArray[np.float64], params: dict[str, Any], runs: Sequence
     if now is None or not has_long_tail(now, runs):
         return []
     text = (
-        f"one step in a hundred takes {milliseconds(figures['step_p99'].value)} or longer, {now:.2f} times the median, "
+        f"one step in a hundred takes {duration(figures['step_p99'].value)} or longer, {now:.2f} times the median, "
         f"and in {len(known)} healthy runs of this job class {min(known):.2f} to {max(known):.2f} times"
     )
     return [evidence(text, queries.RUN_STEPS, params)]
@@ -235,8 +235,6 @@ def _longer(phases: list[Grown], params: dict[str, Any]) -> list[Evidence]:
     """Evidence on phases that are longer than in the baseline; argus compare says more."""
     if not phases:
         return []
-    parts = [
-        f"{one.phase} {milliseconds(one.found.after)} instead of {milliseconds(one.found.before)}" for one in phases[:3]
-    ]
+    parts = [f"{one.phase} {duration(one.found.after)} instead of {duration(one.found.before)}" for one in phases[:3]]
     sql = queries.RUN_GPU_PHASES if phases[0].clock == "gpu" else queries.RUN_CPU_PHASES
     return [evidence(f"longer than in the baseline: {', '.join(parts)}", sql, params)]

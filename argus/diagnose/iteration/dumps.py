@@ -153,7 +153,7 @@ def _doubt(
         oldest = int(calls["created_ns"].min())
         return (
             f"the newest call had been made {age_ns / 1e9:.1f} s before, and the oldest of those that were pending "
-            f"{(age_ns + newest - oldest) / 1e9:.1f} s: that is no hang yet. Look at the ranks once more"
+            f"{(age_ns + newest - oldest) / 1e9:.1f} s: that is not a hang yet. Look at the ranks once more"
         )
     named_any = front.at_fault or front.circle or not front.stuck
     if not named_any and not LEAST_NS <= age_ns <= LONGEST_NS:

@@ -29,7 +29,7 @@ from argus.diagnose.ranks import slow_gpus
 from argus.diagnose.read import queries
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence
-from argus.model.units import milliseconds
+from argus.model.units import duration
 
 MEASURES = ("launches", "collective calls", "bytes of collectives")
 """What :data:`argus.diagnose.read.queries.WORK` measures, in words."""
@@ -100,8 +100,8 @@ def _regression(
         which, factor = more
         case.notes.more_work_since = int(numbers[change.index])
         text = (
-            f"from step {numbers[change.index]} on a step takes {milliseconds(change.after_ns)} instead of "
-            f"{milliseconds(change.before_ns)}"
+            f"from step {numbers[change.index]} on a step takes {duration(change.after_ns)} instead of "
+            f"{duration(change.before_ns)}"
         )
         return None, f"{text}, and has more to do: {factor:.2f} times as many {MEASURES[which]}"
     return find(without_work(durations, work)), ""
@@ -154,9 +154,7 @@ def _unmasked(case: Case, gpu: Suspect, regression: Regression) -> Suspect:
     """A slow GPU that explains what the steps became longer by: though others have as much to do, the pipeline fills
     and empties more slowly."""
     grown = regression.after_ns / regression.before_ns
-    text = (
-        f"since then a step takes {milliseconds(regression.after_ns)} instead of {milliseconds(regression.before_ns)}"
-    )
+    text = f"since then a step takes {duration(regression.after_ns)} instead of {duration(regression.before_ns)}"
     now = case.step.now_ns
     onset = int(case.numbers[regression.index])
     return replace(
@@ -186,11 +184,9 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
     contended = False
     if not gpus and not shift.by_argus and not shift.taken:
         shift, contended = _crowded(case, shift, onset)
-    longer = (
-        f"from step {onset} on a step takes {milliseconds(change.after_ns)} instead of {milliseconds(change.before_ns)}"
-    )
+    longer = f"from step {onset} on a step takes {duration(change.after_ns)} instead of {duration(change.before_ns)}"
     if shift.by_argus:
-        return None, f"{longer}, when {shift.by_argus}: that is no change of the job"
+        return None, f"{longer}, when {shift.by_argus}: that is not a change of the job"
     if shift.unknown and not gpus:
         return None, f"{longer}; whether its threads wait for a free CPU is not known"
     if contended and (lasted := _lasted_ns(case, onset)) < SETTLED_NS:

@@ -4,7 +4,7 @@ Each communicator has a first collective that not all of its ranks called: the o
 is missing in one communicator, and itself waits for somebody in another one, is a victim; those that wait for
 nobody are to be looked at. What is read are the last calls of each rank: the work does not grow with the job's past.
 
-Silence alone is no hang: what was not observed throughout is unknown, and ranks whose threads compute or move go on.
+Silence alone is not a hang: what was not observed throughout is unknown, and ranks whose threads compute or move go on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from argus.diagnose.read.observed import Observed, Silence, on_cpus_alone, silen
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Collective, Evidence
-from argus.model.units import plain_ms, rank_text, ranks_text
+from argus.model.units import duration, rank_text, ranks_text
 from argus.semantics.stacks.stack import label
 
 SEEN_S = 5.0
@@ -304,7 +304,7 @@ def _without(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int]) -> dict[
 
 
 def _doubt(query: Query, silent: _Silent, missing: _Missing, least_s: float, looked: int) -> str:
-    """Why a silence is no hang, without a full stop; empty: it is one."""
+    """Why a silence is not a hang, without a full stop; empty: it is one."""
     seen = silent.seen
     waited_for = [rank for rank in missing.ranks if rank not in silent.gone]
     if missing.ranks and not waited_for:
@@ -346,7 +346,7 @@ def _suspect(query: Query, silent: _Silent, missing_ranks: _Missing, stacks: Sta
     )
     evidence: list[Evidence] = [
         {
-            "text": f"no step has finished for {silent.silent_s:.0f} s, where one took {plain_ms(silent.step_ns)}",
+            "text": f"no step has finished for {silent.silent_s:.0f} s, where one took {duration(silent.step_ns)}",
             "sql": runnable_sql(queries.LAST_LOOK, {**params, "since_ns": 0}),
         }
     ]

@@ -17,7 +17,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.observed import AROUND_S, SETTLED_S, Observed
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.verdict import Evidence
-from argus.model.units import plain_ms
+from argus.model.units import duration
 
 WINDOW_NS = 30_000_000_000
 """So much of the time before and since is compared, ns: thread times come in intervals of 1 to 10 s."""
@@ -88,7 +88,7 @@ def explain(
     if min(shares) < 0:
         return Shift(unknown=bool(observed))
     was, now = shares[0] * before_ns, shares[1] * after_ns
-    text = f"a thread waits {plain_ms(now)} a step for a free CPU, and waited {plain_ms(was)} before step {onset}"
+    text = f"a thread waits {duration(now)} a step for a free CPU, and waited {duration(was)} before step {onset}"
     waits_evidence: Evidence = {"text": text, "sql": runnable_sql(queries.HOST_TIME, asked)}
     return Shift("", waits_evidence, now - was, now - was >= EXPLAINS * (after_ns - before_ns))
 

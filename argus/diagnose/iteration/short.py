@@ -28,7 +28,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.robust import low_median, row_medians
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
-from argus.model.units import milliseconds, ranks_text
+from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -317,7 +317,7 @@ def _suspect(
     where = ranks_text([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
     text = (
         f"{launches.kernels} kernels take {launches.slower:.2f} times as long on the GPU of {where} as on the {peers} "
-        f"{those}, {milliseconds(excess_ns)} more a step, in each of the {count} steps that were recorded"
+        f"{those}, {duration(excess_ns)} more a step, in each of the {count} steps that were recorded"
     )
     visible = excess_ns >= threshold * step_ns
     return Suspect(
@@ -350,7 +350,7 @@ def _suspect_by_kernels(
     evidence: list[Evidence] = [
         {
             "text": f"{one.kernel} takes {one.factor:.2f} times as long on {where} as on ranks with the same work, "
-            f"{milliseconds(one.cost_ns)} more a step, in the {count} steps that were recorded",
+            f"{duration(one.cost_ns)} more a step, in the {count} steps that were recorded",
             "sql": shown,
         }
         for one in kernels[: distributions.CHECKED]

@@ -21,7 +21,7 @@ from argus.diagnose.read.query import runnable_sql
 from argus.diagnose.robust import row_medians
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
-from argus.model.units import milliseconds
+from argus.model.units import duration
 
 WINDOW = 200
 """Newest steps looked at: a stall in one step of 50 comes four times."""
@@ -91,8 +91,8 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
         return []
     shown = at if window.shown == queries.STEPS or case.gpus is None else case.gpus.window
     text = (
-        f"{what} of the time: {milliseconds(lost_ns / count)} each over a step of "
-        f"{milliseconds(float(np.median(window.usual)))}"
+        f"{what} of the time: {duration(lost_ns / count)} each over a step of "
+        f"{duration(float(np.median(window.usual)))}"
     )
     suspect = _suspect(case, window, stalling, [evidence(text, window.shown, shown), *stalling.evidence])
     if stalling.cpu_late:
@@ -266,7 +266,7 @@ def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, A
         if latest.own and case.gpus is not None:
             side = _side(case.gpus.now, rank, [some[step][2] for step in steps], lead)
         text = (
-            f"rank {rank} {latest.words} {persistence:.0%} {which}, by {milliseconds(lead)}{side}; "
+            f"rank {rank} {latest.words} {persistence:.0%} {which}, by {duration(lead)}{side}; "
             f"these cost {cost / total_ns:.0%} of the time"
         )
         cited: list[Evidence] = [{"text": text, "sql": latest.sql}]
@@ -274,7 +274,7 @@ def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, A
         spent = loading["loading_ns"][loading["rank"] == rank]
         loads_code = bool(len(spent) and float(spent[0]) >= 0.5 * cost)
         if loads_code:
-            text = f"it spent {milliseconds(float(spent[0]))} loading or compiling GPU code in that time"
+            text = f"it spent {duration(float(spent[0]))} loading or compiling GPU code in that time"
             cited.append(evidence(text, queries.LOADING, at))
         since = min(some[step][2] for step in steps)
         return _StallingRank(rank, since, cost, persistence, p_value, lead, side == CPU_LATE, loads_code, cited)

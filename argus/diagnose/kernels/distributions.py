@@ -24,7 +24,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.robust import mad
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
-from argus.model.units import ranks_text
+from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -435,7 +435,7 @@ def _suspect(
     compared: list[Evidence] = [
         {
             "text": f"{one.kernel} takes {one.factor:.2f} times as long on {where} as on ranks with the same work, "
-            f"{one.cost_ns / 1e6:,.2f} ms more a step; its durations are {one.w1:.2f} of the mean away from theirs "
+            f"{duration(one.cost_ns)} more a step; its durations are {one.w1:.2f} of the mean away from theirs "
             f"(W1), of any other rank {one.others:.2f} at most",
             "sql": shown,
         }

@@ -20,7 +20,7 @@ from argus.compress.fidelity import w1
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.robust import mad
-from argus.model.units import issue_delay
+from argus.model.units import duration
 
 Float = NDArray[np.float64]
 
@@ -71,8 +71,8 @@ class Issue:
     def text(self, subject: str, reference: str) -> str:
         """In words. ``subject``: the GPU of rank 3; ``reference``: on the other ranks."""
         latencies = (
-            f"operations of {subject} begin {issue_delay(self.latency_ns)} after their launch (median) against "
-            f"{issue_delay(self.usual_ns)} {reference} (W1 {self.w1:.2f} of the mean, "
+            f"operations of {subject} begin {duration(self.latency_ns)} after their launch (median) against "
+            f"{duration(self.usual_ns)} {reference} (W1 {self.w1:.2f} of the mean, "
             f"{self.chance:.2f} expected by chance), and it is "
             f"idle for {self.void:.1%} of a step against {self.usual_void:.1%}"
         )

@@ -4,7 +4,7 @@ Of each function (a kernel, a kind of collective, a Python function) three numbe
 
 * beta: its share of the time. Of kernels and collectives their time on the GPU; of Python functions the main thread's.
 * mu: how well it uses what it runs on while it runs, 0 to 1. Of a kernel, how fast it is against the fastest rank, grid
-  by grid; of a collective, the share of its time that is no waiting for other ranks (the shortest of any rank over its
+  by grid; of a collective, the share of its time that is not waiting for other ranks (the shortest of any rank over its
   own); of a Python function, the share of its time on a CPU.
 * sigma: the standard deviation of mu over the steps.
 
@@ -73,7 +73,7 @@ class Odd:
         if self.kind == "python":
             tail = f"on a CPU for {self.mu:.0%} of it against {self.usual_mu:.0%}"
         elif self.kind == "collective":
-            tail = f"of which {self.mu:.0%} is no waiting, against {self.usual_mu:.0%}"
+            tail = f"of which {self.mu:.0%} is not waiting, against {self.usual_mu:.0%}"
         else:
             tail = f"at {self.mu:.2f} of the fastest rank's speed against {self.usual_mu:.2f} of its peers"
         return f"{what} of {who}: {self.beta:.1%} of the time against {self.usual_beta:.1%}, {tail}"

@@ -25,7 +25,7 @@ from argus.diagnose.ranks.slow_gpus import SlowGpu
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.gpu_times import GpuWindow
 from argus.diagnose.suspect import Suspect
-from argus.model.units import clock_difference, ranks_text
+from argus.model.units import duration, ranks_text
 
 BLOCK = 10
 """Steps that are read at once to see whether ranks were late before them."""
@@ -81,8 +81,8 @@ def _late(case: Case) -> list[Straggler]:
             if straggler.gain_ns < visible * float(np.median(durations[-straggler.window :])):
                 continue
             case.notes.blurred = (
-                f"{ranks_text(straggler.ranks)} came {clock_difference(straggler.gain_ns)} after everybody else, "
-                f"less than the clocks of the hosts may differ by ({clock_difference(error_ns)})"
+                f"{ranks_text(straggler.ranks)} came {duration(straggler.gain_ns)} after everybody else, "
+                f"less than the clocks of the hosts may differ by ({duration(error_ns)})"
             )
             continue
         if narrower is not None and (straggler.gain_ns > error_ns or narrower.own):

@@ -21,7 +21,7 @@ from argus.diagnose.read import queries, transfers
 from argus.diagnose.read.gpu_times import ERRORS, MIN_STEPS, WINDOWS, GpuTimes, GpuWindow, levels
 from argus.diagnose.read.peers import Mesh
 from argus.diagnose.suspect import Suspect, slowdown_of
-from argus.model.units import listed, milliseconds, ranks_text
+from argus.model.units import duration, listed, ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -226,8 +226,8 @@ def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Imb
         return None
     ranks = now.ranks[members[most]].tolist()
     texts = [
-        f"the GPUs of one stage (ranks {listed(ranks)}) compute for {milliseconds(typical[most])} a step, those "
-        f"of the other {len(others)} for {milliseconds(usual)} ({typical[most] / usual:.2f}x); all of its ranks do"
+        f"the GPUs of one stage (ranks {listed(ranks)}) compute for {duration(typical[most])} a step, those "
+        f"of the other {len(others)} for {duration(usual)} ({typical[most] / usual:.2f}x); all of its ranks do"
     ]
     action = "Move layers from this stage to the others, or split the embedding or the loss off it."
     more = float(typical[most]) - usual
@@ -267,7 +267,7 @@ def _lengths(
     loss, alike = float(np.nanmean(apart)), float(np.median(likeness))
     least = LENGTHS_STAGED if mesh.staged else max(threshold, LENGTHS)
     texts = [
-        f"batches differ in work: the longest of a step takes {milliseconds(loss)} more than the average one "
+        f"batches differ in work: the longest of a step takes {duration(loss)} more than the average one "
         f"({loss / step_ns:.0%} of the step), another rank's each time; forward and backward go together "
         f"(correlation {alike:.2f})"
     ]
@@ -276,7 +276,8 @@ def _lengths(
         least = LEAST_SHARE
         loss = float(np.clip(widened.sure_ns, loss, (HIDDEN if mesh.staged else 1.0) * loss))
         texts.append(
-            f"they do since step {widened.since}, and an average step is {widened.growth_ns / 1e6:+,.1f} ms longer"
+            f"they do since step {widened.since}, and an average step is {duration(widened.growth_ns, signed=True)} "
+            "longer"
         )
     if loss < least * step_ns or alike < VARIANCE:
         return None
@@ -347,7 +348,7 @@ def stages_alike(case: Case) -> str:
         return ""
     count = _micro_batches(share, stages, 1)
     return (
-        f"each stage is one rank: they compute for {milliseconds(compute.min())} to {milliseconds(compute.max())} a "
+        f"each stage is one rank: they compute for {duration(compute.min())} to {duration(compute.max())} a "
         f"step, none is idle for longer than the others, transfers between them take equally long, and they wait for "
         f"one another as with {count} micro-batches"
     )

@@ -24,7 +24,7 @@ from argus.diagnose.read.transfers import P2P, Transfers
 from argus.diagnose.robust import low_median
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
-from argus.model.units import listed, milliseconds
+from argus.model.units import duration, listed
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -224,12 +224,12 @@ def _suspect(
     against = f"{others} as much" if worst.peers else "its own first steps"
     evidence: list[Evidence] = [
         {
-            "text": f"{what} takes {worst.took_ns / 1e6:,.2f} ms without anybody waiting, {worst.factor:.2f}x what "
+            "text": f"{what} takes {duration(worst.took_ns)} without anybody waiting, {worst.factor:.2f}x what "
             f"it takes for {against}",
             "sql": shown,
         },
         {
-            "text": f"{milliseconds(worst.excess_ns)} a step more, of which at most {milliseconds(cost)} are not "
+            "text": f"{duration(worst.excess_ns)} a step more, of which at most {duration(cost)} are not "
             "hidden behind other work",
             "sql": shown,
         },

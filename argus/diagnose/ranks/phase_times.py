@@ -16,7 +16,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence
-from argus.model.units import milliseconds, ranks_text
+from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def slow_ranks(
     suspects = [_suspect(one, comparison, timers, window, hosts, threshold, step_ns) for one in comparison.slow]
     usual = float(np.nanmedian(timers.step))
     share = comparison.least_ns / usual
-    least = f"a rank that needs less than {milliseconds(comparison.least_ns)} ({share:.1%} of a step) more than it did"
+    least = f"a rank that needs less than {duration(comparison.least_ns)} ({share:.1%} of a step) more than it did"
     return suspects, Logged(_recovered(comparison, timers, usual), synchronous=True, least=least)
 
 
@@ -188,20 +188,20 @@ def _longer(
             what = "outside all logged timers" if phase == UNTIMED else f"in {phase.replace('_', ' ')}"
             best, most = phase, more
             a_step = "" if one.jitter else " a step"
-            text = f"it spends {milliseconds(slow_ns)}{a_step} {what}, the others {milliseconds(others_ns)}"
+            text = f"it spends {duration(slow_ns)}{a_step} {what}, the others {duration(others_ns)}"
     return best, float(most), text
 
 
 def _since(one: Slow, name: str, timers: Timers, first: int, step_ns: float) -> str:
-    cost = f"the others wait {milliseconds(one.cost_ns)} of {milliseconds(step_ns)} a step for it"
+    cost = f"the others wait {duration(one.cost_ns)} of {duration(step_ns)} a step for it"
     if one.jitter:
         return f"in {one.last:.0%} of the steps since step {first} {name} alone is late; in an average step {cost}"
     last = f"it was last in {one.last:.0%} of the steps"
     if np.isnan(one.before_ns):
         return f"from the first step to the last {last}, and {cost}: a constant difference, not an event"
     return (
-        f"since step {first} {last}, and needs {milliseconds(one.excess_ns)} more than the median rank, before that "
-        f"{one.before_ns / 1e6:+,.1f} ms; {cost}"
+        f"since step {first} {last}, and needs {duration(one.excess_ns)} more than the median rank, before that "
+        f"{duration(one.before_ns, signed=True)}; {cost}"
     )
 
 
@@ -214,7 +214,7 @@ def _recovered(comparison: Comparison, timers: Timers, usual: float) -> str:
         most = float(np.nanmax(took)) / usual
         texts.append(
             f"rank {rank} was slow in steps {steps[0]} to {steps[-1]} (a step of up to {most:.2f}x, which cost the "
-            f"others {milliseconds(one.cost_ns)} in all), and no longer is"
+            f"others {duration(one.cost_ns)} in all), and no longer is"
         )
     return "; ".join(texts)
 
@@ -252,4 +252,4 @@ def _average(values: Float) -> float:
 
 
 def _typical(values: Float) -> str:
-    return milliseconds(_middle(values))
+    return duration(_middle(values))

@@ -24,7 +24,7 @@ from argus.diagnose.read.peers import Mesh
 from argus.diagnose.read.query import Query
 from argus.diagnose.robust import low_median, mad, outlier_limit, row_medians
 from argus.diagnose.suspect import Suspect, slowdown_of
-from argus.model.units import milliseconds, ranks_text
+from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -458,18 +458,18 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
     peers = f"the {len(slow.peers)} ranks with the same work" if slow.peers else "its first steps"
     verb = "computes" if len(slow.ranks) == 1 else "compute"
     text = (
-        f"the GPU of {where} {verb} {milliseconds(slow.excess_ns)} a step longer than {peers}, "
+        f"the GPU of {where} {verb} {duration(slow.excess_ns)} a step longer than {peers}, "
         f"most of it in {slow.phase} ({slow.factor:.2f}x), in {slow.persistence:.0%} of the newest steps"
     )
     if visible:
         cost = (
-            f"it has {milliseconds(slow.cost_ns)} a step more to do than the busiest of the others, which wait for it, "
-            f"of {milliseconds(step_ns)}"
+            f"it has {duration(slow.cost_ns)} a step more to do than the busiest of the others, which wait for it, "
+            f"of {duration(step_ns)}"
         )
     else:
         cost = (
             f"the step does not wait for it yet: others have as much to do, and the pipeline's bubbles hide "
-            f"{milliseconds(max(slow.excess_ns - slow.cost_ns, 0))} of {milliseconds(slow.excess_ns)}"
+            f"{duration(max(slow.excess_ns - slow.cost_ns, 0))} of {duration(slow.excess_ns)}"
         )
     then = (
         " and move the rank if it stays slow." if visible else "; it has no slack left, and is the next to cost time."

@@ -17,7 +17,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import WINDOWS, GpuWindow, levels
 from argus.diagnose.read.transfers import P2P
 from argus.diagnose.suspect import Suspect, slowdown_of
-from argus.model.units import milliseconds
+from argus.model.units import duration
 
 LEAST = 2.0
 """Times as long as on the other boundaries. Links of one kind differ by less."""
@@ -62,7 +62,7 @@ def detect(case: Case) -> list[Suspect]:
     cost_ns = min((worst.took_ns - usual_ns) * worst.calls, exposed_ns)
     hosts = case.hosts_of(worst.ranks)
     text = (
-        f"a transfer between ranks {worst.ranks[0]} and {worst.ranks[1]} takes {milliseconds(worst.took_ns, ',.2f')} "
+        f"a transfer between ranks {worst.ranks[0]} and {worst.ranks[1]} takes {duration(worst.took_ns)} "
         f"without anybody waiting, {worst.took_ns / usual_ns:.2f}x what it takes on the {others} other boundaries of "
         f"the pipeline, {worst.calls:.0f} times a step"
     )

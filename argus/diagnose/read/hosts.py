@@ -21,7 +21,7 @@ from argus.diagnose.read.ahead import Ahead
 from argus.diagnose.read.query import Query, of_job
 from argus.model.errors import ArgusError
 from argus.model.records import COLLECTIVE
-from argus.model.units import clock_difference, listed
+from argus.model.units import duration, listed
 from argus.semantics.groups.clocks import (
     BY_GPU,
     BY_WAITS,
@@ -254,7 +254,7 @@ class Hosts:
         if coarse:
             worst = max(self._errors[name] for name in coarse)
             texts.append(
-                f"the clocks of {listed(coarse, 4)} and {self.names[0]} agree only to {clock_difference(worst)}, "
+                f"the clocks of {listed(coarse, 4)} and {self.names[0]} agree only to {duration(worst)}, "
                 "so that a rank that is late by less cannot be detected across hosts"
             )
         return "; ".join(texts)
@@ -267,7 +267,7 @@ class Hosts:
                 errors = self.error_ns(a), self.error_ns(b)
                 if a != b and min(errors) >= 0 and sum(errors) > worst:
                     worst, pair = sum(errors), (a, b)
-        return f"clocks of {pair[0]} and {pair[1]} agree to {clock_difference(worst)}" if worst >= 0 else ""
+        return f"clocks of {pair[0]} and {pair[1]} agree to {duration(worst)}" if worst >= 0 else ""
 
 
 # ---- what is done with a store

@@ -261,7 +261,7 @@ def through(model: Model, place: int, begin_ns: int = 0) -> tuple[Segment, ...]:
 
     Args:
         model: From :func:`argus.diagnose.whatif.dependencies.build` or :mod:`argus.diagnose.whatif.rebuild`.
-        place: Which of its steps: a place in ``model.steps``.
+        place: Which of its steps, as an index.
         begin_ns: When the step began.
     """
     plan, lanes = model.schedule, len(model.dp_ranks)

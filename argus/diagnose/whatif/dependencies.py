@@ -505,7 +505,7 @@ def _grid(operations: Operations, counters: Tally[str], notes: list[str]) -> tup
     if len(keys) * len(steps) * len(dp_ranks) > MAX_EMPTY * len(key) + 1_000_000:
         raise ArgusError(
             f"{len(keys):,} operations are numbered in {len(steps):,} steps of which each has few",
-            "seq_id must start anew in each step",
+            "seq_id must start again in each step",
             EXIT_USAGE,
         )
     cell = node * (len(steps) * len(dp_ranks)) + lane
@@ -514,7 +514,7 @@ def _grid(operations: Operations, counters: Tally[str], notes: list[str]) -> tup
         row = int(np.flatnonzero(seen.ravel()[cell] > 1)[1])
         raise ArgusError(
             f"row {row}: {operations.names[int(operations.op[row])]} number {operations.seq[row]} of rank "
-            f"{operations.rank[row]} in step {operations.step[row]} is there twice",
+            f"{operations.rank[row]} in step {operations.step[row]} occurs twice",
             "Each rank, step, op type and seq_id must be one row",
             EXIT_USAGE,
         )

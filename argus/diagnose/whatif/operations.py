@@ -31,7 +31,7 @@ from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence
 from argus.diagnose.whatif.dependencies import BACKWARD, COMMUNICATION, FORWARD, P2P, Layout, Model, Operations, WhatIf
 from argus.model.statistics import MEDIAN_ERROR
-from argus.model.units import milliseconds, ranks_text
+from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -185,7 +185,7 @@ class _Context:
     ) -> Suspect:  # fmt: skip
         steps = self.model.steps
         step_ns = self.answers.workers.actual_ns
-        texts.append(f"it costs {milliseconds(lost_ns)} of {milliseconds(step_ns)} a step")
+        texts.append(f"it costs {duration(lost_ns)} of {duration(step_ns)} a step")
         shown = runnable_sql(queries.COMPUTE_TIME if kind != "link_degradation" else queries.TRANSFER_TIME, self.params)
         evidence: list[Evidence] = [{"text": text, "sql": shown} for text in texts]
         return Suspect(
@@ -446,9 +446,9 @@ def _links(context: _Context, lost_ns: float, times: Float) -> Suspect:
     return context.suspect(
         "link_degradation", ranks, lost_ns, phase="communication", confidence=held,
         texts=[
-            f"{model.names[code]} of {where} transfers for up to {milliseconds(float(long))} a step, typically "
-            f"{milliseconds(typical)}; "
-            f"the median over all ranks and steps is {milliseconds(float(model.ideal_ns[of_type][0]))}"
+            f"{model.names[code]} of {where} transfers for up to {duration(float(long))} a step, typically "
+            f"{duration(typical)}; "
+            f"the median over all ranks and steps is {duration(float(model.ideal_ns[of_type][0]))}"
         ],
         action=f"Check the network between {where} and the next stages and replicas: port counters, link speed, "
         "retransmits, NCCL_DEBUG=INFO for the transport used.",

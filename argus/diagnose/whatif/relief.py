@@ -12,7 +12,7 @@ from argus.diagnose.read.query import runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.whatif import dependencies, operations, rebuild
 from argus.diagnose.whatif.rebuild import Rebuilt
-from argus.model.units import milliseconds, ranks_text
+from argus.model.units import duration, ranks_text
 
 
 def add(case: Case, suspects: Sequence[Suspect], step_ns: float) -> tuple[dict[str, Any] | None, float]:
@@ -66,7 +66,7 @@ def _relieved(case: Case, rebuilt: Rebuilt, suspect: Suspect, step_ns: float, *,
     if cheaper:
         suspect.lost_ns = step_ns * max(1 - would[0] / now, 0.0)
         suspect.slowdown = step_ns / (step_ns - suspect.lost_ns)
-    range_ns = dict.fromkeys(milliseconds(ns) for ns in would)
-    text = f"if {supposed}, a step would take {' to '.join(range_ns)} instead of {milliseconds(now)}"
+    range_ns = dict.fromkeys(duration(ns) for ns in would)
+    text = f"if {supposed}, a step would take {' to '.join(range_ns)} instead of {duration(now)}"
     suspect.further.append({"text": text, "sql": sql})
     return before_ns - suspect.lost_ns

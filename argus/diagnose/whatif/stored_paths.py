@@ -55,7 +55,7 @@ def read_paths(
     """
     first, last = steps
     if ranks:
-        return Paths((), why_not="a path goes over all ranks, and only some were chosen")
+        return Paths((), why_not="a critical path spans all ranks, and only some were chosen")
     if last - first >= MOST_STEPS:
         return Paths((), why_not=f"{last - first + 1:,} steps are more than {MOST_STEPS}; choose fewer: --steps")
     params = {"job": job, "run": run}
@@ -287,7 +287,7 @@ def _rebuilt(
         calls = float(np.median(series["calls"][sure]) * ranks)
         case = Case(run, ahead, asked, Asked(), numbers, durations, ranks, calls, hosts)
         if case.gpus is None:
-            return [], "", "what the GPUs did is stored of too few steps"
+            return [], "", "what the GPUs did is stored for too few steps"
         carried = case.transfers
         rebuilt = (
             None if carried is None

@@ -7,6 +7,7 @@ import os
 
 from argus.health.check import Blind, Look, Result
 from argus.health.limit import Limit
+from argus.model.units import duration
 
 LIMITS: dict[str, Limit] = {
     "warning_s": Limit(
@@ -22,7 +23,7 @@ LIMITS: dict[str, Limit] = {
     "sources": Limit(
         "tsc kvm-clock hyperv_clocksource_tsc_page arch_sys_counter xen",
         "clock sources that are fine, by spaces",
-        "the kernel leaves tsc for hpet or acpi_pm when it drifts; these cost 1 us a call, in every thread of the job",
+        "the kernel leaves tsc for hpet or acpi_pm when it drifts; these cost 1 µs a call, in every thread of the job",
     ),
 }
 
@@ -53,7 +54,7 @@ def check(look: Look) -> Result:
         return found.result("")
     error = timex.maxerror / 1e6
     found.figures["error_s"] = error
-    text = f"{source}, right to {error * 1000:.0f} ms"
+    text = f"{source}, right to {duration(1e9 * error)}"
     found.above(
         error, look.limits["warning_s"], look.limits["critical_s"], f"may be wrong by {error:.1f} s", "chronyc tracking"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argus.health.check import Absent, Look, Result
 from argus.health.limit import Limit
+from argus.model.units import duration
 
 LIMITS: dict[str, Limit] = {
     "warning": Limit(
@@ -32,7 +33,7 @@ def check(look: Look) -> Result:
         if done >= look.limits["operations"]:
             mean = found.figures[f"mean_s/{name}"] = spent / done
             slowest = max(slowest, mean)
-            text = f"{name}: an operation took {mean:.2f} s on average {look.since()}"
+            text = f"{name}: an operation took {duration(1e9 * mean)} on average {look.since()}"
             found.above(
                 mean,
                 look.limits["warning"],
@@ -42,4 +43,4 @@ def check(look: Look) -> Result:
             )
     if not found.figures:
         raise Absent("no disks")
-    return found.result(f"slowest mean {slowest * 1000:.1f} ms")
+    return found.result(f"slowest mean {duration(1e9 * slowest)}")

@@ -148,7 +148,7 @@ def find_dumps(paths: Sequence[Path], counters: Tally[str]) -> list[Path]:
         elif path.is_file():
             files.append(path)
         else:
-            what = "is no file" if path.exists() else "does not exist"
+            what = "is not a file" if path.exists() else "does not exist"
             raise ArgusError(f"{path} {what}", HINT, EXIT_UNAVAILABLE)
     if len(files) > MAX_FILES:
         raise ArgusError(f"{len(files):,} files are more than {MAX_FILES:,}", "Import one job at a time", EXIT_USAGE)
@@ -174,7 +174,7 @@ def read_all(paths: Sequence[Path], progress: Progress = lambda what, share: Non
     """Every dump, by rank, and what was counted on the way.
 
     Raises:
-        ArgusError: A file cannot be read, or is no dump; two are of one rank; none is left.
+        ArgusError: A file cannot be read, or is not a dump; two are of one rank; none is left.
     """
     counters: Tally[str] = Tally()
     files = find_dumps(paths, counters)
@@ -216,7 +216,7 @@ def read(path: Path) -> Dump:
         raise ArgusError(f"{path} cannot be read: {error.strerror}", "", EXIT_UNAVAILABLE) from None
     except ValueError as error:
         raise ArgusError(
-            f"{path} is no flight-recorder dump that can be read: {printable(str(error))[:MAX_TEXT]}",
+            f"{path} is not a flight-recorder dump that can be read: {printable(str(error))[:MAX_TEXT]}",
             "Without it its rank counts as one without a dump",
             EXIT_USAGE,
         ) from None
@@ -239,7 +239,7 @@ def _dump(content: Any, path: Path, written_ns: int) -> Dump:
         raise ValueError(f"its format {version!r} is not known (2.0 to 2.10 are)")
     entries = content.get("entries", [])
     if not isinstance(entries, (list, tuple)):
-        raise ValueError("its entries are no list")
+        raise ValueError("its entries are not a list")
     if len(entries) > MAX_ENTRIES:
         raise ValueError(f"it has {len(entries):,} entries, over {MAX_ENTRIES:,}")
     dump = Dump(
@@ -261,7 +261,7 @@ def _groups(config: Any) -> dict[str, Group]:
     groups: dict[str, Group] = {}
     for key, value in config.items() if isinstance(config, dict) else ():
         if not isinstance(value, dict):
-            raise ValueError("a process group of pg_config is no dictionary")
+            raise ValueError("a process group of pg_config is not a dictionary")
         name = _text(value.get("name", key))
         ranks = _ranks(value.get("ranks"))
         groups[name] = _group(name, _text(value.get("desc", "")), ranks)
@@ -316,7 +316,7 @@ def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group]
     guessed = dict(named)
     for entry in entries:
         if not isinstance(entry, dict):
-            raise ValueError("an entry is no dictionary")
+            raise ValueError("an entry is not a dictionary")
         name, description = _names(entry.get("process_group"), entry.get("pg_id"))
         group = guessed.get(name)
         if group is None:
@@ -328,7 +328,7 @@ def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group]
     by_pg_id = _all_ids(by_pg_id, named, status)
     for pg_id, each in status.items() if isinstance(status, dict) else ():
         if not isinstance(each, dict):
-            raise ValueError("a process group of pg_status is no dictionary")
+            raise ValueError("a process group of pg_status is not a dictionary")
         number = _whole(pg_id)
         known = by_pg_id.get(number)
         if known is None:

@@ -69,7 +69,7 @@ def read_all(paths: Sequence[Path], progress: Progress = lambda what, share: Non
     for number, path in enumerate(paths):
         progress(path.name, number / len(paths))
         if not path.is_file():
-            raise ArgusError(f"{path} is no file", HINT, EXIT_USAGE)
+            raise ArgusError(f"{path} is not a file", HINT, EXIT_USAGE)
         try:
             _read(path, log)
         except OSError as error:
@@ -93,7 +93,7 @@ def _read(path: Path, log: Log) -> None:
                 wrong += 1
                 why = why or f"line {lines:,}: {printable(str(error))[:120] or 'nested too deeply'}"
                 if wrong > 1 + MAX_UNREADABLE * lines:
-                    raise ArgusError(f"{path} is no log of NCCL's Inspector: {why}", HINT, EXIT_USAGE) from None
+                    raise ArgusError(f"{path} is not a log of NCCL's Inspector: {why}", HINT, EXIT_USAGE) from None
             if len(log.columns["seq"]) > MAX_ROWS:
                 raise ArgusError(
                     f"the logs have more than {MAX_ROWS:,} collectives", "Import fewer files at once", EXIT_USAGE
@@ -111,7 +111,7 @@ def _row(line: bytes, log: Log) -> None:
         raise ValueError("it lacks header, metadata or coll_perf")
     size, rank, seq = (_whole(value) for value in (header.get("n_ranks"), header.get("rank"), perf.get("coll_sn")))
     if not 0 <= rank < size or size > 2**24 or seq < 0:
-        raise ValueError("its rank or number makes no sense")
+        raise ValueError("its rank or number is out of range")
     comm = (_text(header.get("id")), size)
     process = (_text(about.get("hostname")) or "unknown", max(_whole(about.get("pid")), 0) % 2**32)
     took = max(_whole(perf.get("coll_exec_time_us")), 0)

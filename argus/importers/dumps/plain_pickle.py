@@ -22,7 +22,7 @@ LATEST_PROTOCOL = 5
 
 
 class NotPlain(ValueError):
-    """The bytes are no pickle of plain data: what is wrong, and at which byte."""
+    """The bytes are not a pickle of plain data: what is wrong, and at which byte."""
 
 
 class _Mark:
@@ -92,7 +92,7 @@ class _Reader:
 
     def top(self, kind: type) -> Any:
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise NotPlain(f"byte {self.at:,} adds to something that is no {kind.__name__}")
+            raise NotPlain(f"byte {self.at:,} adds to something that is not a {kind.__name__}")
         return self.stack[-1]
 
     def put(self, target: dict[Any, Any], items: list[Any]) -> None:
@@ -113,7 +113,7 @@ class _Reader:
         try:
             return int(text)
         except ValueError:
-            raise NotPlain(f"a number that is none at byte {self.at:,}") from None
+            raise NotPlain(f"an invalid number at byte {self.at:,}") from None
 
     def long(self, count: int) -> int:
         if count > MAX_NUMBER_BYTES:
@@ -202,7 +202,7 @@ def _values(reader: _Reader, code: int) -> bool:
         try:
             stack.append(float(reader.line()))
         except ValueError:
-            raise NotPlain(f"a number that is none at byte {reader.at:,}") from None
+            raise NotPlain(f"an invalid number at byte {reader.at:,}") from None
     elif code == ord("V"):
         stack.append(reader.line().decode("raw-unicode-escape", errors="replace"))
     elif code == ord("S"):
@@ -253,7 +253,7 @@ def loads(data: bytes) -> Any:
         data: The whole file. What comes after the end of the pickle is not read.
 
     Raises:
-        NotPlain: It is no pickle, is cut off, too large, or holds anything but plain data.
+        NotPlain: It is not a pickle, is cut off, too large, or holds anything but plain data.
     """
     if len(data) > MAX_BYTES:
         raise NotPlain(f"it has {len(data):,} bytes, over {MAX_BYTES:,}")

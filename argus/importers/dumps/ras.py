@@ -73,7 +73,7 @@ def read(path: Path) -> Report:
     """
     try:
         if not path.is_file():
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         data = path.read_bytes()
@@ -82,7 +82,7 @@ def read(path: Path) -> Report:
         raise ArgusError(f"{path} cannot be read: {error.strerror}", HINT, EXIT_UNAVAILABLE) from None
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else printable(str(error))[:200]
-        raise ArgusError(f"{path} is no report of NCCL's RAS that can be read: {why}", HINT, EXIT_USAGE) from None
+        raise ArgusError(f"{path} is not a report of NCCL's RAS that can be read: {why}", HINT, EXIT_USAGE) from None
 
 
 def _parse(data: bytes) -> Any:
@@ -106,16 +106,16 @@ def _report(content: Any, path: Path) -> Report:
     report = Report(str(path), _moment(content.get("timestamp"), path), _text(content.get("nccl_version")))
     for each in communicators:
         if not isinstance(each, dict):
-            raise ValueError("a communicator is no object")
+            raise ValueError("a communicator is not an object")
         name = f"{_text(each.get('hash'))}/{_text(each.get('secondary_hash'))}"
         members: dict[int, Member] = {}
         for key in ("ranks", "missing_ranks"):
             listed = each.get(key, [])
             if not isinstance(listed, list):
-                raise ValueError(f"{key} of a communicator is no list")
+                raise ValueError(f"{key} of a communicator is not a list")
             for one in listed:
                 if not isinstance(one, dict):
-                    raise ValueError("a rank of a communicator is no object")
+                    raise ValueError("a rank of a communicator is not an object")
                 rank = _whole(one.get("rank"))
                 if not 0 <= rank < MAX_RANKS:
                     raise ValueError("a communicator lists a rank without a number")

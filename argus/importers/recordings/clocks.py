@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from argus.importers.recordings.collectives import POINT_TO_POINT
 from argus.importers.recordings.recording import UNKNOWN_HOST, Int, Recording
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.units import milliseconds
+from argus.model.units import duration
 
 AGREE_NS = 50_000
 """Clocks that differ by less are one: no lateness that a diagnosis reports is as small. Hosts that follow NTP are 50 us
@@ -334,7 +334,7 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
             for part in match[1].split(","):
                 ends = [int(end) for end in part.split("-") if end.strip()]
                 if len(ends) not in (1, 2):
-                    raise ArgusError(f"--host-of {word}: {part!r} is no rank", HOST_OF_HINT, EXIT_USAGE)
+                    raise ArgusError(f"--host-of {word}: {part!r} is not a rank", HOST_OF_HINT, EXIT_USAGE)
                 wanted = ranks & set(range(ends[0], min(ends[-1], max(ranks, default=0)) + 1))
                 if not wanted:
                     raise ArgusError(f"--host-of {word}: rank {part} is not imported", HOST_OF_HINT, EXIT_USAGE)
@@ -343,12 +343,12 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
         try:
             pattern = re.compile(word)
         except re.error as failure:
-            raise ArgusError(f"--host-of {word}: no pattern: {failure}", HOST_OF_HINT, EXIT_USAGE) from None
+            raise ArgusError(f"--host-of {word}: not a pattern: {failure}", HOST_OF_HINT, EXIT_USAGE) from None
         if not pattern.groups:
             raise ArgusError(f"--host-of {word}: the pattern has no group for the host", HOST_OF_HINT, EXIT_USAGE)
         hits = {each.rank: hit[1] for each in recordings if (hit := pattern.search(each.path)) and hit[1]}
         if not hits:
-            raise ArgusError(f"--host-of {word}: no file's path fits it", HOST_OF_HINT, EXIT_USAGE)
+            raise ArgusError(f"--host-of {word}: it matches no file's path", HOST_OF_HINT, EXIT_USAGE)
         host_of |= hits
     return host_of
 
@@ -461,10 +461,10 @@ def _clock_notes(recordings: Sequence[Recording], clocks: Mapping[int, Clock]) -
     offsets = [clock.offset_ns for clock in known]
     if offsets and max(offsets) - min(offsets) > AGREE_NS:
         error = max(clock.error_ns for clock in known)
-        apart = milliseconds(max(offsets) - min(offsets), ",.2f")
+        apart = duration(max(offsets) - min(offsets))
         notes.append(
             f"clocks of {len(hosts)} hosts are up to {apart} apart, as "
-            f"collectives show, give or take {error / 1e3:,.0f} us; argus diagnose allows for it"
+            f"collectives show, give or take {duration(error)}; argus diagnose allows for it"
         )
     if unknown:
         some = ", ".join(map(str, unknown[:8])) + ", …" * (len(unknown) > 8)

@@ -99,7 +99,7 @@ class Recording:
         rank_source: Where the rank comes from: "trace", "file name" or "order".
         world_size: Ranks of the job; 0: not known.
         functions: Names of CUDA calls; ``calls["function"]`` are places in it.
-        busy: When a CUDA call of any kind was going on, as ``semantics.gpu.union`` gives it.
+        busy: When a CUDA call of any kind was going on, as :func:`argus.semantics.gpu.usage.union` gives it.
         symbols: Names of kernels by ``ops["name"]``; the first is of none.
         gpu_end: When each collective's kernels had ended, -1: not known. Shape of ``collectives``.
         numbers: The process group's own number of each collective, -1: not known. Shape of ``collectives``.

@@ -26,6 +26,7 @@ from argus.live.job import Job, Member
 from argus.live.session import Session
 from argus.live.side import Side
 from argus.model import calls, event_kinds, records
+from argus.model.units import duration
 from argus.semantics.steps.by_calls import collective_codes, launch_codes
 from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find_pulse
 
@@ -310,6 +311,8 @@ class ProbingSide(Side):
             job.sampled.end(window.end_ns)
             if job.pulse_spans and not job.pulse_spans[-1][1]:
                 job.pulse_spans[-1] = job.pulse_spans[-1][0], window.end_ns
+                if job.thinned is not None and sample:
+                    job.thinned.watched(window.begin_ns, window.end_ns)
             elif job.thinned is not None and not self._of_pulse and not sample:
                 job.thinned.watched(window.begin_ns, window.end_ns)
                 if self._slowed > UNDISTURBED:
@@ -476,14 +479,14 @@ class ProbingSide(Side):
             new, old = self.plan, self._shown_samples
             if not old.sample_s or not 2 / 3 < new.sample_period_s / old.sample_period_s < 1.5:
                 self._shown_samples = old = new
-            text = f"what it costs is above --max-overhead: seen for about {1e3 * old.sample_s:.0f} ms now and then"
+            text = f"what it costs is above --max-overhead: seen for about {duration(1e9 * old.sample_s)} now and then"
             return Seen(old.sample_s / old.sample_period_s, round(1e9 * old.sample_period_s), text)
         if not any(subject in self.plan.windowed for subject in subjects):
             return None
         if self._shown.windowed != self.plan.windowed or not 2 / 3 < self.plan.duty / self._shown.duty < 1.5:
             self._shown = self.plan
         shown = self._shown
-        text = f"what it costs is above --max-overhead: seen in windows of about {1e3 * shown.length_s:.0f} ms"
+        text = f"what it costs is above --max-overhead: seen in windows of about {duration(1e9 * shown.length_s)}"
         return Seen(shown.duty, round(1e9 * shown.period_s), text)
 
     def until_ns(self, subject: Subject) -> int:

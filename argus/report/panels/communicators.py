@@ -9,7 +9,7 @@ import numpy as np
 
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.query import by_hosts
-from argus.model.units import rank_pattern, short_duration, size
+from argus.model.units import duration, rank_pattern, size
 from argus.report.arrays import Arrays
 from argus.report.look import Columns, Look, absent, bounded, panel
 from argus.report.panel import Bar, Bars, Column, Panel, Sql, Table
@@ -131,10 +131,10 @@ def _compared(found: list[Traffic]) -> str:
     kinds = _kinds(found)
     alone = sum(len(those) == 1 for those in kinds)
     if alone == len(kinds):
-        text = "Each is alone of its kind (dimension, operation, ranks): there is nothing to compare it with"
+        text = "Each is the only one of its kind (dimension, operation, ranks): there is nothing to compare it with"
     else:
         text = "Each is compared with the median of its kind (dimension, operation, ranks)"
-        text += ", but for those alone of theirs" if alone else ""
+        text += ", except those that are the only one of their kind" if alone else ""
     return f"{text}; what the links could do is not known."
 
 
@@ -190,13 +190,13 @@ def _bars(look: Look, found: list[Traffic]) -> list[Bar]:
     bars: list[Bar] = []
     for queue in queues[:SHOWN]:
         typical = float(np.median([one.bus_bytes_s for one in queue]))
-        than = "alone of its kind, compared with nothing"
+        than = "the only one of its kind, compared with nothing"
         if len(queue) > 1:
             than = f"median of {len(queue)} such communicators: {size(typical)}/s"
         for one in queue[:turn]:
             bars.append({
                 "title": one.title, "value": one.bus_bytes_s,
-                "detail": f"{size(one.nbytes)} in {one.calls:.0f} calls a step take {short_duration(one.took_ns)}; "
+                "detail": f"{size(one.nbytes)} in {one.calls:.0f} calls a step take {duration(one.took_ns)}; "
                 + than,
                 "named": bool(named & set(one.ranks)) and len(one.ranks) < len(look.ranks),
             })  # fmt: skip

@@ -46,7 +46,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     facts: list[Fact] = []
     dropped = look.verdict["coverage"]["dropped"]
     if not counters and not dropped:
-        facts.append(fact("losses", "nothing was traced live: what an import lacks its command reported", "unknown"))
+        facts.append(fact("losses", "nothing was traced live: argus import reported what is missing", "unknown"))
     elif look.verdict["coverage"]["complete"]:
         so_far = "" if look.verdict["coverage"]["ended"] else " so far (the trace goes on, or was cut off)"
         facts.append(fact("losses", f"coverage is complete: nothing was lost{so_far}", "good"))
@@ -91,7 +91,7 @@ def _overhead(counters: dict[str, tuple[int, int, str]]) -> list[Fact]:
     }
     spent = sum(parts.values())
     shares = [f"{name} {value / spent:.0%}" for name, value in sorted(parts.items(), key=lambda one: -one[1]) if value]
-    return [fact("overhead", text + (f"; of it {', '.join(shares[:5])}" if spent else ""))]
+    return [fact("overhead", text + (f"; of which {', '.join(shares[:5])}" if spent else ""))]
 
 
 def _signals(look: Look) -> list[Fact]:
@@ -103,7 +103,7 @@ def _signals(look: Look) -> list[Fact]:
         if seen >= THROUGHOUT:
             whole.append(str(signal))
             continue
-        share = f"{seen:.0%} of the time at the least" if seen > 0 else "not at all for some of the time"
+        share = f"{seen:.0%} of the time at least" if seen > 0 else "not at all for some of the time"
         whose = ranks_text([int(rank) for rank in ranks]) if many <= 64 else f"{counted(int(many), 'rank')}"
         text = f"observed {share} ({whose})" + (f": {bounded(reason, 200)}" if reason else "")
         facts.append(fact(str(signal).replace("_", " "), text, "unknown"))

@@ -38,7 +38,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
         return absent(ID, TITLE, "no whole step was seen")
     if len(look.ranks) > MOST_RANKS:
         last = look.steps[1]
-        why = f"of {len(look.ranks):,} ranks: argus export perfetto --steps {last}:{last} has it, and takes its time"
+        why = f"of {len(look.ranks):,} ranks: argus export perfetto --steps {last}:{last} has it, but takes long"
         return absent(ID, TITLE, why)
     query = partial(query_columns, look.store)
     long, paths = _long_step(look), Paths(())
@@ -49,7 +49,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
         paths = read_paths(query, look.job, look.run, (first, look.steps[1]), look.examined.across)
     known = sorted((path for path in paths.steps if path.segments), key=lambda path: path.length_ns)
     if not known:
-        return absent(ID, TITLE, paths.why_not or "what its steps waited for is not known")
+        return absent(ID, TITLE, paths.why_not or "what the steps waited for is not known")
     path = known[len(known) // 2]
     lead = _lead(path, paths) + ("" if long is None else " It is the longest of the newest steps.")
     return panel(ID, TITLE, lead, [_view(look, path)], table=_table(look, path), sql=_sql(look, path, paths))
@@ -75,7 +75,7 @@ def _long_step(look: Look) -> int | None:
 def _lead(path: CriticalPath, paths: Paths) -> str:
     parts = [f"{what} {ns / max(path.length_ns, 1):.0%}" for what, ns in path.by_what().items()]
     ranks = path.by_rank()
-    cut = f" Drawn are the {TRACKS} of its {len(ranks)} ranks with the most of it." if len(ranks) > TRACKS else ""
+    cut = f" Drawn are the {TRACKS} of its {len(ranks)} ranks that have most of it." if len(ranks) > TRACKS else ""
     whom = ", ".join(f"rank {rank} {ns / max(path.length_ns, 1):.0%}" for rank, ns in list(ranks.items())[:4])
     return (
         f"What step {path.step} could not have been shorter than, one thing after the other: making anything else "

@@ -107,7 +107,7 @@ def _session(look: Look) -> list[Fact]:
         *(rows[name].tolist() for name in ("argus_version", "launcher", "world_size", "hosts")), strict=True
     ):
         facts.append(fact("Argus", f"{version} on {counted(int(hosts), 'host')}"))
-        size = f", {counted(int(world), 'rank')} by its own account" if world else ""
+        size = f", {counted(int(world), 'rank')} by its own setting" if world else ""
         facts.append(fact("launcher", f"{launcher}{size}"))
     if len(look.ranks):
         hosts = dict.fromkeys(look.place.host.values())

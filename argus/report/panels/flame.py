@@ -10,7 +10,7 @@ from typing import Literal
 from argus.diagnose.read.query import by_hosts
 from argus.model.errors import ArgusError
 from argus.model.stacks import Frame as StackFrame
-from argus.model.units import short_duration
+from argus.model.units import duration
 from argus.report.arrays import Arrays
 from argus.report.look import Look, absent, bounded, panel
 from argus.report.panel import Column, Flame, Frame, Panel, Sql, Table
@@ -86,7 +86,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     sql: list[Sql] = [
         look.sql(f"Time of each stack: {who}", text, ranks=[] if named is None else [named], from_ns=since_ns)
     ]
-    lead = f"What threads of {who} run, of {short_duration(profile.total_ns)} on the CPU."
+    lead = f"What threads of {who} run, of {duration(profile.total_ns)} on the CPU."
     if others is not None:
         lead += " Coloured by what it does more, or less, than the other ranks."
     return panel(ID, TITLE, lead, [view], table=_table(two, compared=others is not None), sql=sql)

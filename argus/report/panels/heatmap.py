@@ -15,7 +15,7 @@ from argus.diagnose.case import MOST_CALLS
 from argus.diagnose.ranks.lateness import lateness_of
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import ITERATIONS, by_hosts
-from argus.model.units import short_duration
+from argus.model.units import duration
 from argus.report.arrays import UNKNOWN, Arrays
 from argus.report.look import Look, absent, panel
 from argus.report.panel import Column, Heatmap, HeatRow, Measure, Panel, Sql, Table
@@ -352,8 +352,8 @@ def _contrast(values: Float, named: NDArray[np.bool_]) -> int:
 def _lead(look: Look, cells: list[Cells], packed: Packed, width: int) -> str:
     parts = ["Each row is a rank, each column " + ("a step." if width == 1 else f"{width} steps, the highest of them.")]
     clipped = [
-        f"{one.title} above {short_duration(scale.high)} has the last colour "
-        f"({scale.above:,} cell{'s' * (scale.above > 1)}, the highest {short_duration(float(np.nanmax(one.values)))})"
+        f"{one.title} above {duration(scale.high)} has the last colour "
+        f"({scale.above:,} cell{'s' * (scale.above > 1)}, the highest {duration(float(np.nanmax(one.values)))})"
         for one, scale, _ in packed
         if scale.above
     ]

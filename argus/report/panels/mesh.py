@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import by_hosts
 from argus.diagnose.robust import low_median
-from argus.model.units import part_of_step
+from argus.model.units import duration
 from argus.report.arrays import Arrays
 from argus.report.look import Look, absent, in_order, panel
 from argus.report.panel import Column, Grid, Panel, Sql, Table
@@ -82,10 +82,10 @@ def build(look: Look, arrays: Arrays) -> Panel:
     for at in np.argsort(slowdown, kind="stable").tolist():
         # The slowest of those that share a cell comes last.
         cells[row[at], column[at]] = slowdown[at]
-        rest = f", idle for {part_of_step(idle[at])}" if idle[at] else ""
+        rest = f", idle for {duration(idle[at])}" if idle[at] else ""
         details[row[at]][column[at]] = (
-            f"{look.place.of(int(ranks[at]))}: {slowdown[at]:.2f}x, {part_of_step(computing[at])} a step{rest}; "
-            f"usual {part_of_step(usual[at])}"
+            f"{look.place.of(int(ranks[at]))}: {slowdown[at]:.2f}x, {duration(computing[at])} a step{rest}; "
+            f"usual {duration(usual[at])}"
         )
     view: Grid = {
         "view": "grid", "row_title": titles[0], "column_title": titles[1], "rows": row_names, "columns": column_names,

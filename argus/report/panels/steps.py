@@ -6,7 +6,7 @@ import numpy as np
 
 from argus.diagnose.iteration.against_baseline import MIN_RUNS
 from argus.diagnose.read.query import ITERATIONS, by_hosts
-from argus.model.units import milliseconds
+from argus.model.units import duration
 from argus.report.arrays import Arrays
 from argus.report.look import Columns, Look, absent, panel
 from argus.report.panel import Column, Line, Panel, Series, Table
@@ -78,7 +78,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     if width > 1:
         lead += f" Each point is {width} steps; of named ranks the longest of them."
     if look.cost_ns is not None:
-        takes, lost = map(milliseconds, look.cost_ns)
+        takes, lost = map(duration, look.cost_ns)
         lead += f" A step now takes {takes}, of which {lost} are lost: the {look.slowdown_text}."
     if look.marks:
         lead += " Marks: " + "; ".join(f"step {mark['step']}: {mark['text']}" for mark in look.marks[:6]) + "."

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.peers import between_stages
 from argus.diagnose.read.query import by_hosts
-from argus.model.units import part_of_step
+from argus.model.units import duration
 from argus.report.arrays import Arrays
 from argus.report.look import Columns, Look, absent, panel
 from argus.report.panel import Column, Grid, Panel, Sql, Table
@@ -132,7 +132,7 @@ def _grid(
     cells /= members[:, None]
     each = "" if by_rank else "a rank of "
     details = [
-        [f"{each}{'rank ' if by_rank else ''}{names[r]} waits {part_of_step(cells[r, c])} a step for "
+        [f"{each}{'rank ' if by_rank else ''}{names[r]} waits {duration(cells[r, c])} a step for "
          f"{look.place.of(columns[c])}" for c in range(len(columns))]
         for r in range(len(names))
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from argus.model.calls import CALLS
 from argus.model.groups import Membership, Place
 from argus.model.records import COLLECTIVE, CONTROL
-from argus.model.units import milliseconds
+from argus.model.units import duration
 from argus.semantics.steps.by_calls import collective_codes
 from argus.semantics.steps.period import MIN_PERIODS, Prefix, find_period
 
@@ -399,8 +399,8 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
         return _Fit(
             offset,
             cost,
-            f"ambiguous: by {how}, offset {offset} fits to {milliseconds(cost, '.3g')} "
-            f"and {possible[1][1]} to {milliseconds(runner_up, '.3g')}",
+            f"ambiguous: by {how}, offset {offset} fits to {duration(cost)} "
+            f"and {possible[1][1]} to {duration(runner_up)}",
         )
     return _Fit(offset, cost, "")
 

@@ -40,6 +40,9 @@ LEAST_WINDOWS, MOST_WINDOWS = 6, 32
 PACE_WINDOWS, PACE_PULSES, MOST_PULSES = 64, 8, 256
 """How often pulses come is taken from so many newest windows at most, with so many pulses at least; older ones than it
 takes to have ``MOST_PULSES`` do not count, and no window for more than these."""
+EARLY_PULSES, EARLY_GAPS = 64, 8
+"""Until windows have had so many pulses (the mean of 64 steps that scatter by 10 % is 1 % off), or until there were so
+many gaps, the pace is that of the beginning, too, and gaps are estimated anew."""
 SIGNIFICANT = 4.0
 """Standard errors by which steps must be longer in windows, or it is not reported."""
 
@@ -116,17 +119,36 @@ class _Rank:
     """Those since then; where the first one begins it, it counts half."""
     paces: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=PACE_WINDOWS))
     """Of windows: time that the thread had in it, ns, and pulses."""
+    beginning: tuple[float, float] = (0.0, 0.0)
+    """The same of the time before the first gap."""
+    gaps: int = 0
+    """Times so far in which pulses were not seen."""
+    early_ns: float = 0.0
+    """Time that the thread had in gaps that are yet to be estimated anew."""
+    early_steps: int = 0
+    """Steps that were counted for these."""
+    owed: float = 0.0
+    """Steps that were counted too many in gaps; negative: too few."""
 
     @property
     def step_ns(self) -> int:
         return int(np.median(self.usual)) if self.usual else 0
 
     @property
+    def early(self) -> bool:
+        """Whether the pace is still that of the beginning, since windows have had few pulses."""
+        few = self.gaps <= EARLY_GAPS and sum(count for _, count in self.paces) < EARLY_PULSES
+        return few and self.beginning[1] > 0
+
+    @property
     def pace_ns(self) -> float:
         """Time for each step, pauses and the steps that windows cut included, but not waits for a CPU: more than a
         usual step takes where some take long. 0: not known."""
+        paces = list(reversed(self.paces))  # what else runs changes: the newest say most
+        if self.early or not paces:
+            paces.append(self.beginning)
         seen_ns = pulses = 0.0
-        for window_ns, count in reversed(self.paces):  # what else runs changes: the newest say most
+        for window_ns, count in paces:
             seen_ns, pulses = seen_ns + window_ns, pulses + count
             if pulses >= MOST_PULSES:
                 break
@@ -135,6 +157,10 @@ class _Rank:
 
 class ThinnedSteps:
     """Steps of one job from its ranks' pulses.
+
+    How many steps a gap had follows from the pace of the windows before it; in the first gap, from the pace of a
+    beginning that Argus itself disturbed. Once windows show the pace, the first gaps are estimated anew, and the
+    difference goes into the next gap: no step is given a second number, and none waits for its number.
 
     Args:
         other_hosts: The job has ranks on other hosts, where somebody else estimates how many steps were not observed.
@@ -227,7 +253,7 @@ class ThinnedSteps:
         self._disturbed.append((begin_ns, end_ns))
 
     def watched(self, begin_ns: int, end_ns: int) -> None:
-        """Between these moments everything was observed."""
+        """Between these moments everything was observed: a window that begins in them does not count for the pace."""
         self._watched.append((begin_ns, end_ns))
 
     def advance(self, until_ns: int, *, final: bool = False) -> NDArray[np.void]:
@@ -284,14 +310,19 @@ class ThinnedSteps:
         return sorted(gap for gap in gaps if gap[0] < gap[1])
 
     def _pace(self, state: _Rank, begun: int) -> None:
-        """Takes the time since the window before for how often pulses come."""
+        """Takes how often pulses came in the window before a gap, or until the first gap."""
         gaps = self._gaps(state.since or state.newest, begun)
-        if state.since:
+        if state.since and not any(begin <= state.since < end for begin, end in self._watched):
             seen = self._ran(state.rank, state.since, gaps[-1][1])
             seen -= sum(self._ran(state.rank, *gap) for gap in gaps)
             counts = min(state.pulses, MOST_PULSES)
-            state.paces.append((max(seen, 0) * counts / state.pulses, counts))
+            pace = max(seen, 0) * counts / state.pulses, counts
+            if state.gaps:
+                state.paces.append(pace)
+            else:
+                state.beginning = pace
         state.since, state.pulses = gaps[-1][1], 0.0
+        state.gaps += 1
 
     def _ran(self, rank: int, begin_ns: int, end_ns: int) -> int:
         """From one moment to another, less the time in which a rank's thread waited for a CPU, ns."""
@@ -304,6 +335,7 @@ class ThinnedSteps:
     def _place(self, state: _Rank, part: Int, first: bool) -> None:
         """Which step the first pulse after time that was not seen is of, and which of its pulses it is."""
         begun, step_ns, before = int(part[0]), state.step_ns, state.number
+        pace_ns, gap_ns = state.pace_ns, 0.0
         state.count = 0
         if state.per_step > 1 and len(part) > 1:
             gaps = np.diff(part)
@@ -311,8 +343,8 @@ class ThinnedSteps:
             means = [float(np.mean(gaps[i :: state.per_step])) for i in range(min(state.per_step, len(gaps)))]
             state.count = state.per_step - 1 - int(np.argmax(means))
         if state.newest:
-            pace_ns = state.pace_ns
-            passed = round(self._passed(state, begun, pace_ns)) if pace_ns else 0
+            gap_ns = self._gap_ns(state, begun, pace_ns)
+            passed = round(self._passed(state, gap_ns, pace_ns)) if pace_ns else 0
             state.number += max(passed, 1) if state.last else passed
         times = np.array([begin for begin, _ in self._first], np.int64)
         nearest = int(np.argmin(np.abs(times - begun))) if len(times) else -1
@@ -322,16 +354,30 @@ class ThinnedSteps:
         # On one host a step has one number on all ranks, whether or not it is known how many steps came before.
         alike = aligned and not (self._other_hosts and state.newest)
         self.counters["steps_not_observed"] += max(state.number - before - bool(state.last), 0)
+        if state.early or not pace_ns:
+            state.early_ns, state.early_steps = state.early_ns + gap_ns, state.early_steps + state.number - before
+        else:
+            state.early_ns, state.early_steps = 0.0, 0
         state.last, state.confidence = 0, ALIGNED if alike else GUESSED
 
-    def _passed(self, state: _Rank, begun: int, pace_ns: float) -> float:
-        """Steps from the newest one that is known to a pulse after time that was not seen."""
+    @staticmethod
+    def _passed(state: _Rank, gap_ns: float, pace_ns: float) -> float:
+        """Steps in the time from the newest one that is known to a pulse after a gap, less those that are owed."""
+        if state.early_ns:
+            state.owed = state.early_steps - state.early_ns / pace_ns
+        fit = gap_ns / pace_ns
+        passed = max(fit - state.owed, fit / 2)  # a debt is paid over several gaps, lest one seems to have no steps
+        state.owed -= fit - passed
+        return passed
+
+    def _gap_ns(self, state: _Rank, begun: int, pace_ns: float) -> float:
+        """Time in which steps were made, from the newest one that is known to a pulse after time that was not seen."""
         last = state.last or state.newest
         gaps = self._gaps(last, begun)
         ran = sum(self._ran(state.rank, *gap) for gap in gaps)
         # No step began where pulses were seen and none came, for however long that was.
         edges = [gaps[0][0] - last, *(after[0] - before[1] for before, after in itertools.pairwise(gaps))]
-        return (ran + sum(min(edge, pace_ns) for edge in (*edges, begun - gaps[-1][1]))) / pace_ns
+        return ran + sum(min(edge, pace_ns) for edge in (*edges, begun - gaps[-1][1]))
 
     def _step(self, state: _Rank, pulse: int, first: bool) -> list[tuple[float, ...]]:
         state.newest = pulse

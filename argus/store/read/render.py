@@ -10,6 +10,7 @@ from typing import Any
 
 from argus.model.errors import ArgusError
 from argus.model.text import printable
+from argus.model.units import duration
 from argus.store.failures import READONLY, first_line
 from argus.store.open import LEASE_TIMEOUT_S, Store
 from argus.store.statements import check_no_format, check_read_only, returns_rows
@@ -184,20 +185,9 @@ def _cell(value: Any, name: str, kind: str, max_cell: int) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)) and name.endswith("_ns") and _is_number(kind):
-        return readable_duration(value)
+        return "-1" if value == -1 else duration(value)  # -1: not measured
     if isinstance(value, float):
         text = repr(value)
         return text if len(text) <= 12 else f"{value:.9g}"
     text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if not max_cell or len(text) <= max_cell else text[: max_cell - 3] + "..."
-
-
-def readable_duration(ns: float) -> str:
-    """Nanoseconds with the unit that suits them: 1.5 ms. -1 is "not measured" and stays -1."""
-    if ns == -1:
-        return "-1"
-    size = abs(ns)
-    for unit, scale in (("ns", 1), ("us", 10**3), ("ms", 10**6)):
-        if size < scale * 1000:
-            return f"{ns / scale:.4g} {unit}"
-    return f"{ns / 10**9:,.3f} s"

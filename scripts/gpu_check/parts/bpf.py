@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from argus.model.units import duration
 from scripts.gpu_check.common import HERE, ROOT, Child, Context, ExactProgram, compile_launcher, target_environment
 
 ROUNDS = 9
@@ -67,7 +68,7 @@ def _cost(ctx: Context, probes: Any, child: Child, label: str, launches: int, co
     ctx.check(
         f"every launch of {label} is seen once", seen == sent, f"{seen:,} of {sent:,}: {dict(hits.most_common(6))}"
     )
-    ctx.check(f"a probed launch of {label} costs at most 3 us", cost <= 3000, f"{cost:.0f} ns")
+    ctx.check(f"a probed launch of {label} costs at most 3 µs", cost <= 3000, duration(cost))
 
 
 def run(ctx: Context) -> None:

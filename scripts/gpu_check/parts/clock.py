@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from argus.model.units import duration
 from scripts.gpu_check.common import (
     Child,
     Context,
@@ -40,7 +41,7 @@ def run(ctx: Context) -> None:
     ctx.save(ended=ended)
     kernels = traced_kernels(session.spool).kernels()
     mask = np.array(["argus_spin" in name for name in kernels.name], bool)
-    start, duration, launch = kernels.start_ns[mask], kernels.duration_ns[mask], kernels.launch_ns[mask]
+    start, lasted, launch = kernels.start_ns[mask], kernels.duration_ns[mask], kernels.launch_ns[mask]
     if not len(start):
         raise PartFailed("no kernel was timed")
     rows = np.array(spins, np.float64)
@@ -50,7 +51,7 @@ def run(ctx: Context) -> None:
     known = place < len(start)
     rows, place = rows[known], place[known]
     length, before, launched, after, event, timer = rows.T
-    begin, took = start[place].astype(np.float64), duration[place].astype(np.float64)
+    begin, took = start[place].astype(np.float64), lasted[place].astype(np.float64)
     end = begin + took
     ok = (end - after) < 1e9
     facts = {}
@@ -82,7 +83,7 @@ def run(ctx: Context) -> None:
         ctx.check(
             "the launch by CUPTI lies within the launch by the program",
             bool(np.mean((off >= -1000) & (launch[place][api] <= launched[api] + 1000)) > 0.99),
-            f"by CUPTI median {np.median(off):.0f} ns after",
+            f"by CUPTI median {duration(float(np.median(off)))} after",
         )
     # Delays are never shorter than their shortest; a clock that drifts makes one side shorter and the other longer.
     thirds = np.array_split(np.argsort(before), 3)
@@ -91,4 +92,4 @@ def run(ctx: Context) -> None:
     seconds = float((before.max() - before.min()) / 1e9) * 2 / 3
     drift = ((lows[2] - lows[0]) - (highs[2] - highs[0])) / 2 / seconds
     ctx.save(spread={"early_min": lows, "late_min": highs, "seconds": seconds})
-    ctx.check("clocks drift less than 1 us a second", abs(drift) < 1000, f"{drift:.0f} ns/s over {seconds:.0f} s")
+    ctx.check("clocks drift less than 1 µs a second", abs(drift) < 1000, f"{drift:.0f} ns/s over {seconds:.0f} s")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from argus.model.units import duration
 from scripts.gpu_check.common import Child, Context, PartFailed, begin_session, spool_rows, tally, training
 
 RANKS = 4
@@ -108,7 +109,9 @@ def _trace(ctx: Context, backend: str, children: list[Child]) -> None:
         [[before, after, size, *rows.values()]],
     )
     ctx.check(
-        "the slow rank slows all", None if ctx.fake else after > before * 1.1, f"{before:.1f} ms, then {after:.1f} ms"
+        "the slow rank slows all",
+        None if ctx.fake else after > before * 1.1,
+        f"{duration(1e6 * before)}, then {duration(1e6 * after)}",
     )
     ctx.check("all ranks were traced", len(ended["seen"]) == RANKS, str(ended["seen"]))
     ctx.check(

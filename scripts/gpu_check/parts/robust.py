@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from argus.model.units import duration
 from scripts.gpu_check.common import (
     Child,
     Context,
@@ -106,8 +107,8 @@ def run(ctx: Context) -> None:
             with ctx.trying("after Argus was killed"):
                 time.sleep(max(0.0, killed_at + HELPER_NOTICES_S - time.monotonic()))
                 steps = main.ask("pause", 30)["steps"]
-                gap = max(d for _, d in steps) / 1e6
-                ctx.check("the program goes on when Argus is killed", len(steps) > 20, f"longest step {gap:.1f} ms")
+                longest = duration(max(d for _, d in steps))
+                ctx.check("the program goes on when Argus is killed", len(steps) > 20, f"longest step {longest}")
                 pace.check("step time is back once the helper has noticed", "after Argus was killed")
         with ctx.trying("a second trace"):
             ended = _second(ctx, main, sessions)

@@ -86,7 +86,7 @@ def test_hover_says_rank_host_step_and_value(visit: Open, full: Path) -> None:
         assert lines[:2] == [f"rank {rank} on node-0, GPU {rank}", f"step {step}"]
         assert lines[2] == f"Step time: {cells[rank, step] / 254 * 1270:.0f} ms"
     page.mouse.move(*cell(page, 5, 40))
-    assert "Step time: 1.15 s" in tip(page)
+    assert "Step time: 1,150 ms" in tip(page)
     assert "change: compute straggler begins" in tip(page)
     page.mouse.move(5, 5)
     page.wait_for_selector(".tip", state="hidden")

@@ -156,7 +156,7 @@ def test_zooming_asks_for_full_resolution(visit: Open, server: StubServer) -> No
     assert tip(page).splitlines()[:3] == ["rank 10 on node-1, GPU 2", "step 31", "Step time: 300 ms"]
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
-    assert tip(page).splitlines()[:3] == ["rank 9 on node-1, GPU 1", "step 30", "Step time: 1.27 s"]
+    assert tip(page).splitlines()[:3] == ["rank 9 on node-1, GPU 1", "step 30", "Step time: 1,270 ms"]
 
 
 def test_a_job_is_asked_for_by_its_name_not_by_how_the_page_shows_it(visit: Open, server: StubServer) -> None:

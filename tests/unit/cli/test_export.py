@@ -115,7 +115,7 @@ def test_a_flame_graph_in_a_file(argus: Run, tmp_path: Path) -> None:
     file = tmp_path / "flame.svg"
     code, out, err = argus("export", "svg", *LLAMA, "--rank", "2", "-o", str(file))
     assert (code, err) == (0, "")
-    assert out == f"{file}: llama, run 1, rank 2, on the CPU; 181 samples, 1.81 s\n"
+    assert out == f"{file}: llama, run 1, rank 2, on the CPU; 181 samples, 1,810 ms\n"
     shown = "".join(ElementTree.parse(file).getroot().itertext())
     assert "run 1, rank 2, on the CPU" in shown
     assert "read_image (app/data.py)" in shown
@@ -145,25 +145,25 @@ def test_what_one_rank_does_more_of(argus: Run, tmp_path: Path) -> None:
     assert values["cudaLaunchKernel (libcudart.so.12) 60000000"].endswith(" 60000000 60000000")
     assert err.splitlines() == [
         "time per step and rank, by Python function: before, after, change",
-        "  more       0 ns      30 ms      +30 ms  read_image (app/data.py)",
+        "  more       0 ns    30.0 ms    +30.0 ms  read_image (app/data.py)",
     ]
     file = tmp_path / "diff.svg"
     code, out, err = argus("export", "svg", *LLAMA, "--rank", "2", "--diff", "rank=0", "-o", str(file))
     assert (code, err) == (0, "")
-    assert "+15 ms  read_image" in out
+    assert "+15.0 ms  read_image" in out
     shown = "".join(ElementTree.parse(file).getroot().itertext())
     assert "compared with: run 1, rank 0, on the CPU" in shown
 
 
 def test_what_became_slower(argus: Run) -> None:
     arguments = ("export", "folded", *LLAMA, "--rank", "0", "--thread", "main", "--step", "10-19", "--diff", "step=0-9")
-    assert "  more       0 ns      30 ms      +30 ms  read_image (app/data.py)" in argus(*arguments)[2]
+    assert "  more       0 ns    30.0 ms    +30.0 ms  read_image (app/data.py)" in argus(*arguments)[2]
     back = ("export", "folded", *LLAMA, "--rank", "0", "--step", "0-9", "--diff", "step=10-19", "--per", "second")
     assert "  less     300 ms       0 ns     -300 ms  read_image (app/data.py)" in argus(*back)[2]
     same = argus("export", "folded", *LLAMA, "--rank", "0", "--step", "0-4", "--diff", "step=5-9")
     assert same[2].splitlines()[1:] == ["  no difference"]
     jobs = argus("export", "folded", *LLAMA, "--rank", "0", "--diff", "job=other", "--per", "total")
-    assert "less        1 s       0 ns        -1 s  elsewhere (app/train.py)" in jobs[2]
+    assert "less   1,000 ms       0 ns   -1,000 ms  elsewhere (app/train.py)" in jobs[2]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_became_slower(argus: Run) -> None:
         (["svg", "--rank", "5-3"], 2, "'5-3' names no ranks"),
         (["svg", "--step", "a"], 2, "'a' names no steps"),
         (["svg", "--last", "soon"], 2, "'soon' is no span of time"),
-        (["svg", "--from", "noon"], 2, "'noon' is no time"),
+        (["svg", "--from", "noon"], 2, "'noon' is not a time"),
         (["svg", "--last", "1s", "--step", "1"], 2, "--last cannot be combined with --since"),
         (["svg", "--from", "1700000000", "--step", "1"], 2, "--steps cannot be combined"),
         (["svg", "--job", "llama", "--diff", "rank=others"], 2, "needs --rank"),
@@ -188,7 +188,7 @@ def test_what_became_slower(argus: Run) -> None:
         (["svg", "--job", "llama", "--diff", "step="], 2, "does not name what to compare with"),
         (["svg", "--job", "llama", "--rank", "1", "--diff", "rank=1"], 2, "with itself"),
         (["svg", "--per", "step"], 2, "no --diff"),
-        (["pprof", "--diff", "rank=1"], 2, "pprof knows no --diff"),
+        (["pprof", "--diff", "rank=1"], 2, "pprof does not support --diff"),
         (["folded", "--job", "llama", "-o", "/nowhere/x"], 1, "/nowhere/x cannot be written"),
         (["flamegraph"], 2, "'flamegraph' is not one of"),
     ],
@@ -229,7 +229,7 @@ def test_the_rank_that_the_others_wait_for_is_named(argus: Run) -> None:
     code, out, err = argus("stacks", *LLAMA)
     assert (code, err) == (0, "")
     assert out == (
-        "llama: run 1, 2 s up to 2023-11-14 22:13:26.000 UTC\n"
+        "llama: run 1, 2,000 ms up to 2023-11-14 22:13:26.000 UTC\n"
         "4 ranks (0-3), 8 threads\n"
         "\n"
         "main threads\n"

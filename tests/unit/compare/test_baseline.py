@@ -74,7 +74,7 @@ def test_a_run_that_was_taken_out_stays_out(store: Store) -> None:
     remove_baselines(store, [("llama", 1)])
     assert not list_baselines(store)
     assert not learn(store, verdict)
-    with pytest.raises(ArgusError, match="is no baseline"):
+    with pytest.raises(ArgusError, match="is not a baseline"):
         stored_profile(store, "llama", 1)
     set_baseline(store, "llama", 1)
     assert [one.source for one in list_baselines(store)] == ["set"]

@@ -128,5 +128,5 @@ def test_what_changed_in_the_environment_is_named() -> None:
     assert "  torch.version: 2.9 before, 2.10 after" in lines_of(changed)
     same = compare(before[:1], before[1:])
     assert same["environment"] == []
-    assert "environment: nothing that is stored of it changed" in lines_of(same)
+    assert "environment: no recorded difference" in lines_of(same)
     assert compare([profile(1)], after)["environment"] is None

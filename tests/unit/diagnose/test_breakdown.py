@@ -101,7 +101,7 @@ def test_one_rank_is_healthy_and_says_where_its_time_goes(shared: Store) -> None
     train(shared, "alone")
     verdict = judged(shared, "alone")
     assert verdict["status"] == "healthy"
-    assert "one rank, so there is nothing to compare it with; a step takes 100.0 ms" in verdict["reason"]
+    assert "one rank, so there is nothing to compare it with; a step takes 100 ms" in verdict["reason"]
     found = texts(verdict)
     assert found["phases"] == "data loading 40%, backward 35%, forward 20%, optimizer 5%"
     assert found["main_thread"] == "computing 60%, waiting 40%"
@@ -220,7 +220,7 @@ def test_it_is_printed_after_the_status(shared: Store, capsys: pytest.CaptureFix
     assert main(["diagnose", "--job", "printed", "--store", shared.url, "--no-store"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("HEALTHY  printed  1 rank")
-    heading = lines.index("where the time goes (rank 0, steps 0 to 59, 100.0 ms a step)")
+    heading = lines.index("where the time goes (rank 0, steps 0 to 59, 100 ms a step)")
     assert any("data loading 40%" in line for line in lines[heading:])
     assert "worth trying first" in lines
     assert lines[-2].startswith("coverage: ")

@@ -22,7 +22,7 @@ from argus.export.pprof import write_pprof
 from argus.export.speedscope import write_speedscope
 from argus.model.stacks import Frame
 from argus.model.text import printable
-from argus.model.units import short_duration
+from argus.model.units import duration
 from argus.semantics.stacks.profile import Profile, Sample, changes, difference, frame_text
 from tests.builders.stack_data import MS, native, py
 
@@ -270,7 +270,7 @@ def test_widths_are_shares_of_the_time() -> None:
 def test_the_graph_says_what_it_shows() -> None:
     text = svg.write_svg(SIMPLE)
     shown = "".join(ElementTree.fromstring(text.encode()).itertext())
-    for words in ("llama", "run 1, all ranks", "1 s of time", "710 ms", "(71.00%)", "Search", "Reset zoom"):
+    for words in ("llama", "run 1, all ranks", "1,000 ms of time", "710 ms", "(71.00%)", "Search", "Reset zoom"):
         assert words in shown
     assert "time off the CPU" in svg.write_svg(profile(Sample((MAIN,), MS, 1, "off")))
 
@@ -381,7 +381,7 @@ console.log(JSON.stringify(out));
     assert found["found"] == "found: 40.00 %"
     assert found["nested"] == "found: 35.50 %"
     assert sorted(found["matches"]) == ["load", "sgemm"]
-    assert found["wrong"] == "no regular expression"
+    assert found["wrong"] == "not a regular expression"
     assert found["reset"]
     assert not found["cleared"]
 
@@ -438,7 +438,8 @@ def test_the_difference_as_a_graph() -> None:
     assert lean(fills["forward (llama/model.py:30)"]) == 0  # grey: the same
     shown = [e.text for e in ElementTree.fromstring(text.encode()).iter() if e.tag.endswith("text")]
     assert "compared with: steps 0-9" in shown
-    for words in ("gained most (time in the frame itself)", "lost most (time in the frame itself)", "+50 ms", "-20 ms"):
+    titles = "gained most (time in the frame itself)", "lost most (time in the frame itself)"
+    for words in (*titles, "+50.0 ms", "-20.0 ms"):
         assert words in shown
     assert shown.index("step (app/train.py:20)", shown.index("gained most (time in the frame itself)")) > 0
     less = boxes(svg.write_difference(difference(AFTER, BEFORE), BEFORE, "later"))["main (app/train.py:1)"]
@@ -460,8 +461,8 @@ def test_the_difference_as_text() -> None:
 
 
 def test_readable_durations() -> None:
-    assert [short_duration(ns) for ns in (0, 999, 1500, 2.5e6, 1.25e9, 5.4321e12)] == [
-        "0 ns", "999 ns", "1.5 µs", "2.5 ms", "1.25 s", "5,432 s",
+    assert [duration(ns) for ns in (0, 999, 1500, 2.5e6, 1.25e9, 5.4321e12)] == [
+        "0 ns", "999 ns", "1.50 µs", "2.50 ms", "1,250 ms", "5,432 s",
     ]  # fmt: skip
 
 

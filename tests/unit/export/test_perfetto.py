@@ -105,7 +105,7 @@ def test_stacks_and_waits_have_tracks_without_overlap(store: Store, tmp_path: Pa
         assert one["ts"] + one["dur"] <= following["ts"]
     assert stacks[0]["name"] == "step (app/train.py:40)", "the deepest Python line of the stack with the most time"
     assert stacks[0]["args"]["samples"] == 8
-    assert stacks[0]["args"]["1: 60 ms"].startswith("gemm (libc.so.6) < step (app/train.py:40) < main")
+    assert stacks[0]["args"]["1: 60.0 ms"].startswith("gemm (libc.so.6) < step (app/train.py:40) < main")
     (wait,) = [event for event in events if event.get("cat") == "wait"]
     assert (wait["name"], wait["tid"]) == ("read: load (app/data.py:7)", 1000 + OFF_CPU)
     assert wait["dur"] == 40_000

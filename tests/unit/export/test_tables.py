@@ -120,7 +120,7 @@ def test_what_cannot_be_chosen_by_is_said_in_one_line(store: Store, argus: Run, 
         (("csv", "communicators", "-o", file, "--last", "5s"), "rows of communicators have no time"),
         (("csv", "ranks", "-o", file, "--thread", "main"), "a table has no stacks"),
         (("csv", "ranks", "-o", file, "--gil"), "a table has no stacks"),
-        (("svg", "ranks", "-o", file), "svg is of stacks and times, not of a table"),
+        (("svg", "ranks", "-o", file), "svg exports stacks or a timeline, not a table"),
         (("csv", "ranks", "-o", file, "--job", "none"), "no job 'none' is stored"),
         (("csv", "gc_pauses", "-o", file), "gc_pauses has no such rows"),
     ):

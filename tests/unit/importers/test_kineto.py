@@ -455,8 +455,8 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "job.json: rank 1 (by trace)" in out
     assert "30 GPU operations (27 kernels, 3 of NCCL), 33 calls, 3 collectives" in out
-    assert "3 steps of 1.0 ms, by annotations: marked by ProfilerStep#N (confidence 100%)" in out
-    assert "matrix products and attention: 2.045e-05 TFLOP in 0.1 ms of their kernels, 0.1623 TFLOP/s" in out
+    assert "3 steps of 1.00 ms, by annotations: marked by ProfilerStep#N (confidence 100%)" in out
+    assert "matrix products and attention: 2.045e-05 TFLOP in 126 µs of their kernels, 0.1623 TFLOP/s" in out
     assert "model FLOPs utilization: 25.0%, 0.5 of 2 TFLOP/s a GPU on 2 ranks" in out
     assert "argus diagnose --job job" in out
 
@@ -483,7 +483,7 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
         "cut gzip": (packed[:1000], "is cut off or damaged at byte 1,000 of 1,000"),
         "damaged gzip": (damaged, "is cut off or damaged at byte 1,"),
         "no gzip": (b"\x1f\x8bgarbage that is no gzip stream", "is cut off or damaged at byte 3 of 32"),
-        "other json": (b'{"kernels": []}', "no Kineto trace: it has no traceEvents (it has kernels)"),
+        "other json": (b'{"kernels": []}', "not a Kineto trace: it has no traceEvents (it has kernels)"),
         "a list": (b"[1, 2]", "none is a CUDA call"),
         "a number": (b"42", "is not a JSON trace"),
         "chrome": (b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 2}]}', "none is a CUDA call"),

@@ -273,7 +273,7 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
         "cut": (folder / "cut.sqlite", f"is cut off at byte {len(good) // 2:,} of {len(good):,}"),
         "head": (folder / "head.sqlite", "is cut off at byte 40"),
         "damaged": (folder / "damaged.sqlite", "its page at byte "),
-        "other": (folder / "other.sqlite", "is SQLite, but no export of Nsight Systems: it has people"),
+        "other": (folder / "other.sqlite", "is SQLite, but not an export of Nsight Systems: it has people"),
         "idle": (folder / "idle.sqlite", "has no CUDA activity"),
         "missing": (folder / "none.sqlite", "does not exist"),
     }

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import pytest
+
 from argus.model import units
 
 
-def test_durations() -> None:
-    assert [units.duration(ns) for ns in (0, 999, 3_420, 12.54e6, 999.96e6, 9e10)] == [
-        "0 ns", "999 ns", "3.4 µs", "12.5 ms", "1000.0 ms", "90.0 s",
-    ]  # fmt: skip
-    assert [units.short_duration(ns) for ns in (-12.54e6, 950e6, 5.4321e12)] == ["-12.5 ms", "950 ms", "5,432 s"]
-    assert [units.milliseconds(1024.55e6), units.milliseconds(1.234e5, ".3g")] == ["1,024.5 ms", "0.123 ms"]
-    assert [units.plain_ms(1024.55e6), units.milliseconds(-9e4)] == ["1024.5 ms", "-0.1 ms"]
-    below = (2_345.6, 99_999, 1e5, 999_999, 1e6)
-    assert [units.clock_difference(ns) for ns in below] == ["2 us", "100 us", "100 us", "1,000 us", "1.0 ms"]
-    assert [units.issue_delay(ns) for ns in below] == ["2 us", "100 us", "0.1 ms", "1.0 ms", "1.0 ms"]
-    assert [units.part_of_step(ns) for ns in below] == ["2.3 µs", "100.0 µs", "0.1 ms", "1.0 ms", "1.0 ms"]
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(0, "0 ns"), (0.4, "0 ns"), (7, "7 ns"), (950, "950 ns"), (999.4, "999 ns"), (3_420, "3.42 µs"), (85e3, "85.0 µs"),
+     (123_456, "123 µs"), (12.54e6, "12.5 ms"), (324.4e6, "324 ms"), (1.024e9, "1,024 ms"), (9.99e9, "9,990 ms"),
+     (12.5e9, "12.5 s"), (90e9, "90.0 s"), (1234e9, "1,234 s"), (7200e9, "7,200 s")],
+)  # fmt: skip
+def test_durations(ns: float, text: str) -> None:
+    assert units.duration(ns) == text
+    assert units.duration(-ns) == ("0 ns" if text == "0 ns" else f"-{text}")
+    assert units.duration(ns, signed=True) == ("0 ns" if text == "0 ns" else f"+{text}")
+    assert units.duration(-ns, signed=True) == units.duration(-ns)
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(999.6, "1.00 µs"), (1_000, "1.00 µs"), (9_994, "9.99 µs"), (9_996, "10.0 µs"), (99_940, "99.9 µs"),
+     (99_960, "100 µs"), (999_400, "999 µs"), (999_500, "1.00 ms"), (999_960, "1.00 ms"), (1e6, "1.00 ms"),
+     (999.96e6, "1,000 ms"), (9.994e9, "9,994 ms"), (9.996e9, "10.0 s"), (1e10, "10.0 s"), (99.96e9, "100 s"),
+     (999.6e9, "1,000 s")],
+)  # fmt: skip
+def test_durations_are_rounded_before_their_unit_is_chosen(ns: float, text: str) -> None:
+    assert units.duration(ns) == text
+
+
+def test_time_since_the_start() -> None:
     assert [units.elapsed(s) for s in (59.9, 192, 7500)] == ["59 s", "3 min 12 s", "2 h 05 min"]
 
 
 def test_bytes_and_rates() -> None:
-    assert [units.size(n) for n in (999, 12.5e6, 3e15, 4e18)] == ["999 B", "12.5 MB", "3.0 PB", "4000.0 PB"]
-    assert [units.binary_size(n) for n in (0, 4434432, 1023 << 10, 5 << 40)] == ["0 B", "4.23 MiB", "1023 KiB", "5 TiB"]
-    assert units.mebibytes((2048 << 20) + 5) == "2,048 MiB"
+    assert [units.size(n) for n in (0, 999, 999.96e6, 12.5e6, 3e15, 4e18)] == [
+        "0 B", "999 B", "1.0 GB", "12.5 MB", "3.0 PB", "4,000.0 PB",
+    ]  # fmt: skip
+    assert [units.binary_size(n) for n in (0, 4434432, 1023 << 10, (1 << 20) - 1, 128 << 20, 2048 << 20, 5 << 40)] == [
+        "0 B", "4.23 MiB", "1,023 KiB", "1 MiB", "128 MiB", "2 GiB", "5 TiB",
+    ]  # fmt: skip
     assert [units.rate(n) for n in (12, 3_400, 1.2e6)] == ["12/s", "3.4k/s", "1.2M/s"]
 
 

@@ -376,7 +376,7 @@ def test_a_page_without_a_loss_speaks_of_none(pages: Pages) -> None:
 
 
 def test_bandwidths_say_what_they_are_compared_with(slow: Made, pages: Pages) -> None:
-    assert "alone of its kind" in pages("well").panel("communicators")["lead"]
+    assert "the only one of its kind" in pages("well").panel("communicators")["lead"]
     lead, bars = slow.panel("communicators")["lead"], slow.view("communicators")["bars"]
     assert "median of its kind" in lead
     assert "what the links could do is not known" in lead

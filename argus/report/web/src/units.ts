@@ -3,8 +3,10 @@
 import type { Unit } from "./contract.ts";
 
 export const UNKNOWN = "–";
-const SCALES: Partial<Record<Unit, [string, number][]>> = {
-  ns: [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9], ["min", 60e9], ["h", 3600e9]],
+/** A unit, how much it is, and from how much on it is used, if that is more. Those of ns: as argus/model/units.py has them. */
+type Scale = [string, number, number?];
+const SCALES: Partial<Record<Unit, Scale[]>> = {
+  ns: [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9, 1e10]],
   bytes: [["B", 1], ["KB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12], ["PB", 1e15]],
   bytes_per_s: [["B/s", 1], ["KB/s", 1e3], ["MB/s", 1e6], ["GB/s", 1e9], ["TB/s", 1e12]],
 };
@@ -36,10 +38,10 @@ export function format(value: number | null | undefined, unit: Unit): string {
   return factor === 1 && Number.isInteger(value) ? `${value} ${name}` : `${threeDigits(value / factor)} ${name}`;
 }
 
-function scaleOf(size: number, scales: [string, number][]): [string, number] {
+function scaleOf(size: number, scales: Scale[]): Scale {
   let found = scales[0];
-  // 999.6 ms would be printed as 1,000 ms.
-  for (const scale of scales) if (size >= scale[1] * 0.9995) found = scale;
+  // 999.6 µs would be printed as 1,000 µs.
+  for (const scale of scales) if (size >= (scale[2] ?? scale[1]) * 0.9995) found = scale;
   return found;
 }
 
@@ -58,7 +60,7 @@ export function ticks(low: number, high: number, most: number, unit: Unit = ""):
 /** Labels of ticks: all in one unit, with as many decimals as they need. */
 export function tickLabels(values: number[], unit: Unit): string[] {
   const scales = SCALES[unit];
-  let [name, factor] = ["", 1];
+  let [name, factor]: Scale = ["", 1];
   if (scales) [name, factor] = scaleOf(Math.max(0, ...values.map(Math.abs)), scales);
   if (unit === "share") [name, factor] = ["%", 0.01];
   const gap = values.length > 1 ? Math.abs(values[1] - values[0]) / factor : 1;

@@ -128,7 +128,7 @@ def test_a_page_that_does_not_answer_is_one_line() -> None:
     (Readings(metrics="file:///etc/passwd"), "the address of the metrics cannot be used"),
     (Readings(metrics="http://user:secret@h/m"), "the address of the metrics cannot be used"),
     (Readings(metrics="http://a b/"), "the address of the metrics cannot be used"),
-    (Readings(metrics="http://h/m", key="ms"), "not both ways"),
+    (Readings(metrics="http://h/m", key="ms"), "only one can be used"),
     (Readings(metric="a"), "no page of metrics"),
 ])  # fmt: skip
 def test_settings_that_cannot_be(readings: Readings, why: str) -> None:

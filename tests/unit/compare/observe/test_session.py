@@ -51,7 +51,7 @@ def test_warm_up_is_run_and_left_out(tmp_path: Path) -> None:
     assert (meta["status"], meta["runs"], meta["ended_s"] > meta["started_s"]) == ("finished", 12, True)
     assert report.startswith("# Does it behave the same when it is repeated?\n\n**STABLE**: ")
     assert "block_io_ns" not in {row["figure"] for row in stored["summary"]}, "not measured is not 0"
-    assert said[0] == "run 1 of 12  9.000 s  warm-up"
+    assert said[0] == "run 1 of 12  9,000 ms  warm-up"
     assert len(said) == 12
 
 
@@ -148,7 +148,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgusError) as wrong:
         Records(tmp_path / "o")
     assert (wrong.value.message, wrong.value.exit_code) == (f"{tmp_path / 'o'} is not empty", EXIT_USAGE)
-    with pytest.raises(ArgusError, match=r"is no folder|cannot be made|is not used"):
+    with pytest.raises(ArgusError, match=r"is not a folder|cannot be made|is not used"):
         Records(tmp_path / "o" / "mine")
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["mine"]
 
@@ -197,13 +197,13 @@ def test_a_noisy_neighbour_is_named(tmp_path: Path) -> None:
     _, _, report = load(tmp_path / "o")
     assert metrics["decision"]["status"] == "noise-dominated"
     assert metrics["decision"]["disturbance"]["name"] == "others_cpu_share"
-    assert "goes together with CPU time of other processes and guests" in report
+    assert "correlates with CPU time of other processes and guests" in report
     assert metrics["decision"]["differences"][0]["name"] == "others_cpu_share"
 
 
 def test_runs_too_short_to_know_what_others_did_say_so(tmp_path: Path) -> None:
     """A neighbour makes them vary, and nobody can tell."""
-    note = "runs shorter than 0.1 s do not show what other processes had of the CPUs: they may be why these vary"
+    note = "runs shorter than 0.1 s do not show how much of the CPUs other processes used: they may be why these vary"
     for name, scale, noted in (("short", 0.05, True), ("long", 5.0, False)):
         walls = [took(scale * wall) for wall in times(12, cv=0.3)]
         session(tmp_path / name, Plan(command=("x",), repeat=12), walls).carry_out()
@@ -247,7 +247,7 @@ def test_many_runs_are_shown_in_part() -> None:
     runs[40]["figures"]["wall_ns"] = 2e10
     metrics = metrics_of(runs, Plan(("x",), repeat=100), decided=True)
     text = report_of(metrics, {"started_s": 0, "status": "finished", "runs": 100}, Plan(("x",), repeat=100))
-    assert "| 41 |  | ok | 20 s |" in text
+    assert "| 41 |  | ok | 20.0 s |" in text
     assert "99 more are in metrics.json" in text
     assert summary_of(runs, Plan(("x",)))[0]["runs"] == 100
 

@@ -169,14 +169,14 @@ def test_garbage_collection_is_named_with_its_line(store: Store) -> None:
 def test_waiting_for_a_cpu_is_named(store: Store) -> None:
     seen = look(store, "queued")
     assert seen.cause.kind == "host_contention"
-    assert "waits 21.0 ms a step for a free CPU, against 1.0 ms" in seen.evidence[0]["text"]
+    assert "waits 21.0 ms a step for a free CPU, against 1.00 ms" in seen.evidence[0]["text"]
     assert "taskset -pc 1002" in seen.action
 
 
 def test_ranks_of_the_same_host_that_wait_as_long_are_named_too(store: Store) -> None:
     seen = look(store, "shared", others=[3, 4], neighbours=[3, 4, 5], elsewhere=[0, 1])
     assert (seen.cause.kind, seen.alike) == ("host_contention", (3,))
-    assert "waits 21.0 ms a step for a free CPU, against 1.0 ms" in seen.evidence[0]["text"]
+    assert "waits 21.0 ms a step for a free CPU, against 1.00 ms" in seen.evidence[0]["text"]
     assert seen.evidence[-1]["text"] == "rank 3 on the same hosts waits for a CPU as long"
     assert "the CPUs of ranks 2, 3 (top" in seen.action
     # Who is not late has waited as long as who is.
@@ -184,7 +184,7 @@ def test_ranks_of_the_same_host_that_wait_as_long_are_named_too(store: Store) ->
     # All are on one host.
     seen = look(store, "shared", others=[3, 5], neighbours=[3, 4, 5])
     assert (seen.cause.kind, seen.alike) == ("host_contention", ())
-    assert "against 6.5 ms" in seen.evidence[0]["text"]
+    assert "against 6.50 ms" in seen.evidence[0]["text"]
 
 
 def test_what_a_gpu_waits_for_is_to_be_explained_and_no_less_than_half_of_it(store: Store) -> None:
@@ -236,7 +236,7 @@ def test_jitter_is_garbage_collection_where_that_takes_the_time(store: Store) ->
     found = jitter([0, STEPS - 1], 15)
     explain_jitter(query, params, found, STEPS)
     assert (found.kind, found.level) == ("gc_pause", "stack")
-    assert "it collected garbage 10 times in that time, for 150.0 ms each" in found.further[0]["text"]
+    assert "it collected garbage 10 times in that time, for 150 ms each" in found.further[0]["text"]
     for other in (jitter([0, STEPS - 1], 40), jitter([0, STEPS - 1], 15, rank=1)):
         explain_jitter(query, params, other, STEPS)
         assert other.kind == "jitter"

@@ -83,7 +83,7 @@ def test_the_kernels_that_take_longer_are_named() -> None:
     assert found.names == ["gemm", "softmax"]
     assert found.excess_ns == pytest.approx(14 * MS + 2.4 * MS + 0.04 * MS)
     assert found.text == (
-        "slower kernels: gemm 42.00 ms a step against 28.00 ms (1.50x); softmax 4.80 ms a step against 2.40 ms (2.00x)"
+        "slower kernels: gemm 42.0 ms a step against 28.0 ms (1.50x); softmax 4.80 ms a step against 2.40 ms (2.00x)"
     )
 
 

@@ -109,7 +109,7 @@ def test_since_when_all_steps_are_longer_is_what_the_evidence_says(follower: Fol
     """Load came, went, and came again: the second time is not since the first."""
     for step in (40, 70):
         longer = finding("host_contention", 1, 1.5, step=step)
-        longer["evidence"] = [{"text": f"from step {step} on a step takes 4.1 ms instead of 3.0 ms", "sql": ""}]
+        longer["evidence"] = [{"text": f"from step {step} on a step takes 4.10 ms instead of 3.00 ms", "sql": ""}]
         found = follower._round(verdict("degraded", longer), 0.1)
         assert found.verdict["findings"][0]["steps"] == [step, 99]
 

@@ -85,7 +85,7 @@ def test_busy_neighbours_are_named_instead(shared: Store) -> None:
     assert "batch" not in finding["action"]
     assert "what else runs on the CPUs of node-0" in finding["action"]
     text = " ".join(evidence["text"] for evidence in finding["evidence"])
-    assert "a thread waits 95.0 ms a step for a free CPU, and waited 1.0 ms before step 100" in text
+    assert "a thread waits 95.0 ms a step for a free CPU, and waited 1.00 ms before step 100" in text
     # Waiting for a CPU that has always been so, and one that explains little, are no reason.
     assert kinds(judged(shared, "always busy", 190, queued=(0.3, 0.2))) == ["regression"]
     assert kinds(judged(shared, "a little busy", 190, queued=(0.01, 0.05))) == ["regression"]
@@ -109,7 +109,7 @@ def test_one_rank_on_cpus_is_held_to_more(shared: Store) -> None:
     """Clocks and caches move its times; nobody else's confirm it."""
     verdict = judged(shared, "a little slower", 115)
     assert (verdict["status"], verdict["findings"]) == ("healthy", [])
-    assert "from step 100 on a step takes 115.0 ms instead of 100.0 ms" in verdict["reason"]
+    assert "from step 100 on a step takes 115 ms instead of 100 ms" in verdict["reason"]
     assert kinds(judged(shared, "a little slower beside others", 115, queued=(0.01, 0.1))) == []
 
 

@@ -34,7 +34,7 @@ def test_an_empty_queue_and_an_idle_gpu_are_a_stall() -> None:
     assert found.w1 == pytest.approx(1, abs=0.05), "all of the latency is gone"
     assert found.chance < 0.2
     assert found.text("the GPU of rank 3", "on others").startswith(
-        "operations of the GPU of rank 3 begin 10 us after their launch"
+        "operations of the GPU of rank 3 begin 10.1 µs after their launch"
     )
     assert "its CPU does not keep up" in found.text("it", "before")
 

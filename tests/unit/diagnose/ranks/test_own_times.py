@@ -118,7 +118,7 @@ def test_few_ranks_show_as_much(ranks: int) -> None:
 def test_what_is_too_small_is_reported() -> None:
     layout = LAYOUTS["wait inside compute"]
     text = judged(make(layout, noise=0.002, spikes=0.0, seed=1))[1].least
-    assert "a rank that needs less than 0.8 ms (1.0% of a step) more than it did" in text
+    assert "a rank that needs less than 801 µs (1.0% of a step) more than it did" in text
     noisy = phase_times.read_timers(*rows(make(layout, drift=0.05, seed=1)))
     assert compare(noisy, 0.05).least_ns > 2e6
 

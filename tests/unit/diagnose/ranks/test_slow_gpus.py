@@ -617,10 +617,10 @@ def test_a_gpu_that_is_not_late_is_not_to_blame(hidden: bool, kind: str) -> None
 @pytest.mark.parametrize(
     ("own_ms", "hidden", "words"),
     [
-        ((8.0, -0.4), False, "computes 8.0 ms a step longer, and is idle for as long"),
+        ((8.0, -0.4), False, "computes 8.00 ms a step longer, and is idle for as long"),
         ((8.0, 0.9), False, "is idle for as long"),
-        ((8.0, 1.1), False, "is idle for 1.1 ms a step longer"),
-        ((-0.3, 4.0), False, "for 4.0 ms a step longer than those with the same work, and computes as long"),
+        ((8.0, 1.1), False, "is idle for 1.10 ms a step longer"),
+        ((-0.3, 4.0), False, "for 4.00 ms a step longer than those with the same work, and computes as long"),
         ((-0.0, -0.3), True, "it computes as long, and is idle for as long"),
     ],
 )

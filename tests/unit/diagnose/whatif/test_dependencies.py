@@ -223,7 +223,7 @@ def test_unknown_operations_are_left_out_and_named(tmp_path: Path) -> None:
     ("spoil", "message"),
     [
         (lambda rows: rows.take(np.repeat(True, len(rows)) & (rows.stage != 2)), "stage 2 has no operations"),
-        (lambda rows: replace(rows, seq=np.zeros_like(rows.seq)), "is there twice"),
+        (lambda rows: replace(rows, seq=np.zeros_like(rows.seq)), "occurs twice"),
         (lambda rows: rows.take(~((rows.dp_rank == 3) & (rows.stage == 1))), "data-parallel rank 3 lacks"),
         (lambda rows: rows.take(rows.step < 0), "no operation that the model knows"),
     ],

@@ -206,7 +206,7 @@ def test_calls_in_flight_are_no_hang(tmp_path: Path, url: str, capsys: pytest.Ca
         os.utime(path, ns=(latest, latest + 10**9))
     found = imported(folder, url, "flight", capsys)
     assert (found["status"], found["findings"]) == ("inconclusive", [])
-    assert "that is no hang yet" in found["reason"]
+    assert "that is not a hang yet" in found["reason"]
 
 
 def test_dumps_of_different_moments_are_no_hang(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,11 +262,11 @@ class _Call:
         (b"\x80\x09.", "protocol 9"),
         (b"\x80\x02K\x01.", "neither entries nor pg_config"),
         (pickle.dumps({"version": "3.0", "entries": []}), "format"),
-        (pickle.dumps({"version": "2.4", "entries": [1]}), "an entry is no dictionary"),
-        (pickle.dumps({"version": "2.4", "entries": 5}), "entries are no list"),
+        (pickle.dumps({"version": "2.4", "entries": [1]}), "an entry is not a dictionary"),
+        (pickle.dumps({"version": "2.4", "entries": 5}), "entries are not a list"),
         (b'{"entries": ' + b"[" * 200_000, "nested too deeply"),
         (b'{"entries": [' + b"[]," * 3_100_000, "containers"),
-        (b'{"entries": [{"record_id": ', "no flight-recorder dump"),
+        (b'{"entries": [{"record_id": ', "not a flight-recorder dump"),
     ],
 )  # fmt: skip
 def test_hostile_files_are_refused_with_a_line(
@@ -281,7 +281,7 @@ def test_hostile_files_are_refused_with_a_line(
 def test_what_is_no_file_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe would be waited for."""
     os.mkfifo(tmp_path / "rank_0")
-    assert "is no file" in refused(tmp_path / "rank_0", url, capsys)
+    assert "is not a file" in refused(tmp_path / "rank_0", url, capsys)
     assert "has no flight-recorder dump" in refused(tmp_path, url, capsys)
 
 

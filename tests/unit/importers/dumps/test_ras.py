@@ -99,7 +99,7 @@ def test_one_report_or_counts_that_move_are_no_hang(
     ):
         found = judged(url, job, paths, capsys)
         assert (found["status"], found["findings"]) == ("inconclusive", [])
-        assert "that is no hang yet" in found["reason"]
+        assert "that is not a hang yet" in found["reason"]
 
 
 @pytest.mark.parametrize("dead", [True, False])
@@ -120,7 +120,7 @@ def test_the_missing_comma_and_what_is_no_report(tmp_path: Path) -> None:
     assert {rank: member.state for rank, member in members.items()} == {0: "dumped", 1: "dead"}
     for wrong in ("", "{}", "[]", '{"communicators": [1]}', '{"communicators": [{"ranks": [{}]}]}', "{" * 100_000):
         path.write_text(wrong)
-        with pytest.raises(ArgusError, match="no report of NCCL's RAS") as refused:
+        with pytest.raises(ArgusError, match="not a report of NCCL's RAS") as refused:
             ras.read(path)
         assert "\n" not in refused.value.message
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from argus.live.job import Job, Member
+from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import StepRows
 from argus.semantics.phases.cpu import MARK, What
 from argus.semantics.steps.range_names import Role
@@ -86,3 +87,26 @@ def test_steps_after_ranges_were_given_up_have_no_phases(within_ms: int) -> None
     assert set(job.phase_ns) >= {"backward", "optimizer"}
     assert job.phase_ns["optimizer"] == pytest.approx(3 * MS * len(phased), rel=0.2)
     assert not job.phases
+
+
+def test_the_time_before_a_first_window_counts_though_it_opened_before_steps_were_asked_for() -> None:
+    """While the store opens nothing asks for steps: by then the first window may have begun."""
+    writer: Any = Rows()
+    job = Job("job", 1, groups_due=float("inf"))
+    job.members[0] = member = Member(Target(), 0, "order")  # type: ignore[arg-type]
+    rows = StepRows(a_session(writer, jobs=[job]), Nothing())  # type: ignore[arg-type]
+    begins = [(100 + number * STEP_MS) * MS for number in range(STEPS)]
+    since = begins[20] + MS
+    job.feed_marks(member, np.array([mark for number in range(20) for mark in marks_of_step(number)], MARK))
+    job.thin_marks(since)
+    job.pulse_spans = [(0, since)]
+    ProbingSide._begin_passes(job, begins[40], seen=True)
+    seen = [mark for number in range(40, STEPS) for mark in marks_of_step(number) if mark[3] == What.BACKWARD_BEGIN]
+    job.feed_marks(member, np.array(seen, MARK))
+    rows.store(job, 0.0, begins[-1] + STEP_MS * MS, final=False)
+    (stored,) = writer.tables["iterations"]
+    steps, ts = stored["step"].astype(np.int64), stored["ts"]
+    assert len(steps) >= 35
+    # Ends of optimisers divide steps at first, begins of backward passes, 3 ms later in each, thereafter.
+    assert np.abs((ts - ts[0]) / (STEP_MS * MS) - (steps - steps[0])).max() < 1
+    assert job.counters()["steps_not_observed"] == pytest.approx(20, abs=1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from argus.semantics.steps.by_calls import BY_PULSES
-from argus.semantics.steps.thinned import ALIGNED, EXACT, GUESSED, ThinnedSteps, find_pulse
+from argus.semantics.steps.by_calls import BY_PULSES, ITERATION
+from argus.semantics.steps.thinned import ALIGNED, EXACT, GUESSED, Int, ThinnedSteps, find_pulse
 
 MS = 10**6
 
@@ -144,6 +145,95 @@ def test_a_thread_makes_no_steps_while_it_waits_for_a_cpu(seed: int) -> None:
     found = rows["step"][gaps + 1] - rows["step"][gaps]
     true = np.searchsorted(at, rows["ts_ns"][gaps + 1]) - np.searchsorted(at, rows["ts_ns"][gaps])
     assert np.median(np.abs(found - true)) < 0.06 * np.median(true)
+
+
+WINDOW_MS, PERIOD_MS = 1000, 2000
+
+
+def disturbed_at_first(usual_ms: float, slow_ms: float, slow_until_ms: int, until_ms: int, seed: int = 0) -> Int:
+    """When steps begin that take longer at first, while Argus attaches, ns, shape (n,)."""
+    rng = np.random.default_rng(seed)
+    at, begins = 0.0, []
+    while at < until_ms:
+        begins.append(at)
+        at += (slow_ms if at < slow_until_ms else usual_ms) * rng.normal(1, 0.05)
+    return (np.array(begins) * MS).astype(np.int64) + MS
+
+
+def walk(steps: ThinnedSteps, pulses: dict[int, Int], windows: list[tuple[int, int]], turn_ms: int) -> NDArray[np.void]:
+    """Feeds what falls into windows (begin and end, ms), and asks for steps in turns."""
+    found = [np.empty(0, ITERATION)]
+    for number, (begin, end) in enumerate(windows):
+        if number:
+            steps.unseen(windows[number - 1][1] * MS, begin * MS)
+        for turn in range(begin, end, turn_ms):
+            for rank, at in pulses.items():
+                steps.feed(rank, at[(at >= turn * MS) & (at < min(turn + turn_ms, end) * MS)])
+            found.append(steps.advance((turn - 5) * MS))
+    found.append(steps.advance(1 << 62, final=True))
+    return np.concatenate(found)
+
+
+def far_off(rows: NDArray[np.void], at: Int) -> float:
+    """How many steps too many the numbers make, from the first row to the last, as a share."""
+    true = np.searchsorted(at, rows["ts_ns"][[0, -1]])
+    return float((rows["step"][-1] - rows["step"][0]) / (true[1] - true[0]) - 1)
+
+
+@pytest.mark.parametrize("seen_ms", [40, 1500])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_disturbed_beginning_says_nothing_of_the_time_between_windows(seen_ms: int, seed: int) -> None:
+    """Steps of 1 ms take 1.3 at first, while Argus attaches and their pulses are seen throughout."""
+    at = disturbed_at_first(1.0, 1.3, seen_ms, 12_000, seed)
+    steps = ThinnedSteps()
+    steps.begin(0, 1, number=0, after_ns=int(at[0]), step_ns=round(1.3 * MS))
+    windows = [(0, seen_ms), *((begin, begin + WINDOW_MS) for begin in range(2 * PERIOD_MS, 12_000, PERIOD_MS))]
+    rows = walk(steps, {0: at[1:]}, windows, 20)
+    true = np.searchsorted(at, rows["ts_ns"][-1])
+    assert abs(rows["step"][-1] / true - 1) < 0.01
+    assert abs(steps.counters["steps_not_observed"] + len(rows) - true) < 0.01 * true
+    assert (np.diff(rows["step"].astype(np.int64)) > 0).all()
+
+
+@pytest.mark.parametrize("usual_ms", [0.5, 2.0])
+def test_numbers_only_rise_and_all_ranks_have_the_same_whatever_the_beginning_was_like(usual_ms: float) -> None:
+    """Twice and half as fast as later: what was counted too much at first is left out of what follows."""
+    at = disturbed_at_first(usual_ms, 1.0, 1500, 20_000)
+    windows = [(0, 1500), *((begin, begin + WINDOW_MS) for begin in range(2 * PERIOD_MS, 20_000, PERIOD_MS))]
+    found = []
+    for turn_ms in (20, 70):  # however often steps are asked for
+        steps = ThinnedSteps()
+        for rank in (0, 1):
+            steps.begin(rank, 1, number=0, after_ns=int(at[0]), step_ns=MS)
+        rows = walk(steps, {0: at[1:], 1: at[1:] + MS // 20}, windows, turn_ms)
+        begins = []
+        for rank in (0, 1):
+            of_rank = rows[rows["rank"] == rank]
+            assert (np.diff(of_rank["step"].astype(np.int64)) > 0).all()
+            assert abs(far_off(of_rank, at)) < 0.01
+            begins.append(dict(zip(of_rank["step"].tolist(), of_rank["ts_ns"].tolist(), strict=True)))
+        both = begins[0].keys() & begins[1].keys()
+        assert len(both) >= len(begins[0]) - len(windows)  # the edge of a window may cut one rank's step alone
+        assert all(begins[1][step] - begins[0][step] == MS // 20 for step in both)
+        found.append(begins[0])
+    assert found[0] == found[1]
+
+
+def test_windows_in_which_everything_is_seen_say_nothing_of_the_time_between_windows() -> None:
+    """Samples of 60 ms, in which steps take 1.2 ms instead of 1, beside windows of 200 ms."""
+    spans, at, now = [], [], 0.0
+    for begin in range(0, 20_000, PERIOD_MS):
+        spans += [(begin, begin + 60, True), (begin + 1000, begin + 1200, False)]
+    while now < 20_000:
+        at.append(now)
+        now += 1.2 if any(begin <= now < end for begin, end, sample in spans if sample) else 1.0
+    pulses = (np.array(at) * MS).astype(np.int64) + MS
+    steps = ThinnedSteps()
+    steps.begin(0, 1)
+    for begin, end, sample in spans:
+        if sample:
+            steps.watched(begin * MS, end * MS)
+    assert abs(far_off(walk(steps, {0: pulses}, [span[:2] for span in spans], 20), pulses)) < 0.004
 
 
 def test_without_a_step_before_ranks_are_numbered_alike() -> None:

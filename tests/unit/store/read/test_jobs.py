@@ -121,7 +121,7 @@ def test_jobs_are_listed_newest_first(store: Store, capsys: pytest.CaptureFixtur
         "verdict",
     ]
     assert lines[1].split() == [
-        "llama", "9", "4", "1", "2023-11-14", "22:28:20", "19s+", "20", "90", "ms", "degraded:", "data", "loading",
+        "llama", "9", "4", "1", "2023-11-14", "22:28:20", "19s+", "20", "90.0", "ms", "degraded:", "data", "loading",
         "of", "rank", "3",
     ]  # fmt: skip
     assert lines[2].split()[3:5] == ["2/4", "1"], "two of four ranks were seen"
