@@ -243,7 +243,7 @@ def _suspect(
         evidence.append({"text": text, "sql": shown})
     where = f" on {', '.join(names[:4])}" if names else ""
     size = now.nbytes[worst.number] / max(now.calls[worst.number], 1.0)
-    test = _by_halves(op, size, ranks, hosts) if indistinct else f"run NCCL's test there: {_test(op, size, 1)}."
+    test = _by_halves(op, size, ranks, hosts) if indistinct else f"run NCCL's test there: {nccl_test(op, size, 1)}."
     return SlowLinkSuspect(
         kind="link_degradation",
         ranks=ranks,
@@ -262,7 +262,7 @@ def _suspect(
     )
 
 
-def _test(op: str, size: float, each: int) -> str:
+def nccl_test(op: str, size: float, each: int) -> str:
     """The command of nccl-tests that sends as much as a call of the job, with so many GPUs a process."""
     mebibytes = max(1, round(size / (1 << 20)))
     return f"{TESTS.get(op, 'all_reduce_perf')} -b {mebibytes}M -e {mebibytes}M -g {each}"
@@ -276,11 +276,11 @@ def _by_halves(op: str, size: float, ranks: Sequence[int], hosts: Mapping[int, s
     half = (len(nodes) if len(nodes) > 1 else len(ranks)) // 2
     if half * (each if len(nodes) > 1 else 1) < 2:
         # Half of them would have nobody to send to.
-        return f"compare what NCCL's test takes between them, and between others: {_test(op, size, len(ranks))}."
-    how = f"CUDA_VISIBLE_DEVICES=… {_test(op, size, half)} on either half of the GPUs"
+        return f"compare what NCCL's test takes between them, and between others: {nccl_test(op, size, len(ranks))}."
+    how = f"CUDA_VISIBLE_DEVICES=… {nccl_test(op, size, half)} on either half of the GPUs"
     if len(nodes) > 1:
         some = ",".join(nodes[:half][:4]) + (",…" if half > 4 else "")
-        how = f"mpirun -N 1 -H {some} {_test(op, size, each)} on either half of the nodes"
+        how = f"mpirun -N 1 -H {some} {nccl_test(op, size, each)} on either half of the nodes"
     return (
         f"to find which of them it is, run NCCL's tests by halves while the job stands: {how}, then on the halves of "
         "the slower one, and so on; where neither half is slow, the link is between them, and each is tested with some "

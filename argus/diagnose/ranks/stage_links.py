@@ -1,4 +1,5 @@
-"""A slow link between two stages of a pipeline, in recordings whose transfers are not assigned to communicators.
+"""A slow link between two stages of a pipeline of one rank a stage, in recordings whose transfers are not assigned to
+communicators.
 
 Each boundary of a pipeline carries the same data, as often. Of a transfer the shortest kernel of either rank waits for
 nobody. Boundaries between hosts are compared with one another, those inside hosts with all: their links are no slower.
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from argus.diagnose.case import Case, evidence
-from argus.diagnose.ranks.links import TESTS
+from argus.diagnose.ranks.links import nccl_test
 from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import WINDOWS, GpuWindow, levels
 from argus.diagnose.read.transfers import P2P
@@ -45,7 +46,7 @@ class _Boundary:
 def detect(case: Case) -> list[Suspect]:
     """The slowest boundary, if it costs enough: one suspect at most."""
     gpus = case.gpus
-    if gpus is None or not gpus.mesh.staged:
+    if gpus is None or not gpus.mesh.staged or len(np.unique(gpus.mesh.stage)) < len(gpus.mesh.stage):
         return []
     window = _window(gpus)
     step_ns = float(np.median(levels(gpus.now.step)[0]))
@@ -66,7 +67,6 @@ def detect(case: Case) -> list[Suspect]:
         f"without anybody waiting, {worst.took_ns / usual_ns:.2f}x what it takes on the {others} other boundaries of "
         f"the pipeline, {worst.calls:.0f} times a step"
     )
-    mebibytes = max(1, round(worst.nbytes / (1 << 20)))
     return [
         Suspect(
             kind="link_degradation",
@@ -81,8 +81,8 @@ def detect(case: Case) -> list[Suspect]:
             level="phase",
             evidence=[evidence(text, queries.STAGE_TRANSFERS, window)],
             action=f"Check the link between these ranks on {', '.join(hosts)}: nvidia-smi nvlink -e, ibstat and the "
-            f"ports' error counters, ethtool -S; run NCCL's test there: {TESTS[P2P]} -b {mebibytes}M -e {mebibytes}M "
-            "-g 1.",
+            f"ports' error counters, ethtool -S; run NCCL's test there: "
+            f"{nccl_test(P2P, worst.nbytes, 1)}.",
         )
     ]
 

@@ -53,6 +53,13 @@ def test_a_small_difference_or_a_small_cost_is_no_finding() -> None:
     assert found(cluster, OWN) == []
 
 
+def test_stages_of_several_ranks_are_not_read() -> None:
+    """Of 10,240 ranks there would be thousands of boundaries to compare with one another."""
+    case = Cluster(2, pp=4).case()
+    del case.query
+    assert stage_links.detect(case) == []
+
+
 def test_boundaries_that_differ_are_not_alike() -> None:
     cluster = Cluster(1, pp=4)
     assert "transfers between them take equally long" in layout.stages_alike(cluster.case())
