@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -62,11 +61,6 @@ if library() is None and (os.environ.get("ARGUS_WITH_SERVER") != "1" or os.uname
     MISSING = "no ClickHouse server here: ARGUS_WITH_SERVER=1 scripts/setup"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 class Server:
     """One server. Its data outlives ``kill`` and ``start``.
 
@@ -78,6 +72,9 @@ class Server:
 
     def __init__(self, folder: Path, *, shards: Mapping[str, list[int]] | None = None, users: str = "") -> None:
         self.folder = folder
+        # Run as a program, this file does not see the other tests' modules.
+        from tests.ports import free_port
+
         self.port, self.native_port = free_port(), free_port()
         self.shards: dict[str, list[int]] = dict(shards or {})
         self._users = users
@@ -156,14 +153,7 @@ class Server:
             raise RuntimeError(failure.read().decode()) from None
 
     def __enter__(self) -> Server:
-        try:
-            self.start()
-        except RuntimeError:
-            if self.shards:
-                raise  # the others know its port
-            # Another process may have taken a port since it was found free.
-            self.port, self.native_port = free_port(), free_port()
-            self.start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.conftest import wait_until
+from tests.ports import free_port
 from tests.stores import new_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
@@ -106,9 +106,7 @@ def wait_for_silence(log: Log, seconds: float) -> None:
 @contextlib.contextmanager
 def ranks_of(program: Path, count: int, *arguments: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that are the ranks of a job, as PyTorch's init_process_group wants them; 0: one that is in no group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = []
     for rank in range(max(count, 1)):
         place = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if count else {}

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import Argus, argus_with
 from tests.e2e.test_observe import ARGUS, VERDICTS, argus_process, records
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -109,12 +109,6 @@ def test_a_program_without_any_has_none_of_their_signs(
     """Other programs may disturb it, which makes it vary, and no more."""
     metrics, _ = observed(*symptoms["stable"])
     assert not kinds(metrics) & {"two_modes", "failures", "errors", "worse_with_more", "periodic"}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_a_server_under_load_is_compared_over_two_settings(tmp_path: Path) -> None:

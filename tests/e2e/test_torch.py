@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -22,6 +21,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import ARGUS, Argus, argus_with, pid_words, start_trace
 from tests.kernel.conftest import wait_until
+from tests.ports import free_port
 from tests.stores import new_store
 
 pytestmark = [
@@ -159,9 +159,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     """Two ranks as plain processes, the second slow in its main thread, traced by --pid while they run."""
     folder = tmp_path_factory.mktemp("plain")
     traced = Traced(new_store(folder))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     job = [
         subprocess.Popen(
             [sys.executable, *torch_words(folder)],
