@@ -32,11 +32,16 @@ Int = NDArray[np.int64]
 LEAST = 0.2
 """Least excess of a transfer over the others. A link that lost one of its lanes, or a ring one of its network cards,
 takes longer by much more; how much the others scatter is required on top (argus.diagnose.ranks.slow_gpus.SPREADS)."""
+LEAST_ACROSS = 1.0
+"""The same against communicators of other stages, where a stage has no second one. Other work, which the stages have at
+other times, slows what it overlaps: in simulated and recorded pipelines by less than a third."""
 LEAST_SHARE = 0.01
 """Less than this share of the step is not reported: ranks that come last by turns leave as much in what looks like
 transfer."""
 ALIKE = 0.05
 """Bytes of a step differ by less than this if as much is sent."""
+FEWEST_ACROSS = 3
+"""Stages with such a communicator, at least: of two nobody knows which is usual."""
 TESTS = {
     "AllGather": "all_gather_perf", "ReduceScatter": "reduce_scatter_perf", "Broadcast": "broadcast_perf",
     "Reduce": "reduce_perf", "AlltoAll": "alltoall_perf", P2P: "sendrecv_perf",
@@ -82,13 +87,15 @@ def find_slow_links(
     excess = np.zeros(len(now.names))
     usual = np.full(len(now.names), np.nan)
     peers = np.zeros(len(now.names), np.int64)
-    for label in np.unique(now.alike).tolist():
-        links = np.flatnonzero((now.alike == label) & ~np.isnan(recent).all(axis=1))
-        if len(links) > 1:
-            norm = np.maximum(low_median(recent[links]), 1.0)
-            excess[links] = above(recent[links] / norm, least)
-            usual[links] = float(np.nanmedian(norm))
-            peers[links[excess[links] > 0]] = len(links) - 1
+    known = ~np.isnan(recent).all(axis=1)
+    for labels, more in ((now.alike, least), (_other_stages(now), LEAST_ACROSS)):
+        for label in np.unique(labels[labels >= 0]).tolist():
+            links = np.flatnonzero((labels == label) & known)
+            if len(links) > 1:
+                norm = np.maximum(low_median(recent[links]), 1.0)
+                excess[links] = above(recent[links] / norm, more)
+                usual[links] = float(np.nanmedian(norm))
+                peers[links[excess[links] > 0]] = len(links) - 1
     if before is not None:
         place = {name: number for number, name in enumerate(before.names)}
         # Where more is sent than was, it takes longer.
@@ -111,6 +118,14 @@ def find_slow_links(
         more, factor = (level[number] - usual[number]) * times, level[number] / usual[number]
         slow_links.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number])))
     return sorted(slow_links, key=lambda link: -link.excess_ns)
+
+
+def _other_stages(some: Transfers) -> Int:
+    """The same number for those that are alone on their stages and are compared across these, at least three; -1: not
+    compared so. Shape (links,)."""
+    alone = np.bincount(some.alike)[some.alike] == 1 if len(some.alike) else np.empty(0, np.bool_)
+    size = np.bincount(some.across, weights=alone, minlength=1)
+    return np.where(alone & (size[some.across] >= FEWEST_ACROSS), some.across, -1)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -175,7 +190,8 @@ def _onset(
         if name not in some.names:
             return np.zeros(len(some.steps))
         number = some.names.index(name)
-        others = np.flatnonzero(some.alike == some.alike[number])
+        labels = some.alike if np.count_nonzero(some.alike == some.alike[number]) > 1 else _other_stages(some)
+        others = np.flatnonzero(labels == labels[number])
         norm = np.full(len(some.steps), slow.took_ns / slow.factor)
         if slow.peers and len(others) > 1:
             norm = np.maximum(low_median(some.took[others]), 1.0)
@@ -218,7 +234,7 @@ def _suspect(
     what = (
         f"a transfer between ranks {listed(members)}"
         if op == P2P
-        else f"{op} of the {dimension} communicator of ranks {listed(members)}"
+        else f"{op} of the {'' if dimension == 'unknown' else dimension + ' '}communicator of ranks {listed(members)}"
     )
     others = "one other that sends" if worst.peers == 1 else f"{worst.peers} others that send"
     against = f"{others} as much" if worst.peers else "its own first steps"
@@ -263,9 +279,11 @@ def _suspect(
 
 
 def nccl_test(op: str, size: float, each: int) -> str:
-    """The command of nccl-tests that sends as much as a call of the job, with so many GPUs a process."""
+    """The command of nccl-tests that sends as much as a call of the job (``size``, bytes; 0: not known), with so many
+    GPUs a process."""
     mebibytes = max(1, round(size / (1 << 20)))
-    return f"{TESTS.get(op, 'all_reduce_perf')} -b {mebibytes}M -e {mebibytes}M -g {each}"
+    sizes = f"-b {mebibytes}M -e {mebibytes}M" if size else "-b 1M -e 1G -f 4"
+    return f"{TESTS.get(op, 'all_reduce_perf')} {sizes} -g {each}"
 
 
 def _by_halves(op: str, size: float, ranks: Sequence[int], hosts: Mapping[int, str]) -> str:

@@ -33,6 +33,7 @@ class Transfers:
         names: What each is: (communicator, operation, pair of its ranks), shape (links,).
         members: Global ranks of each.
         alike: The same number for those that should take equally long, shape (links,).
+        across: The same number for those that should take about as long, on whatever stages, shape (links,).
         took: Shape (links, steps), ns; NaN where not known.
         calls: Of a step, shape (links,).
         nbytes: That are sent in a step, shape (links,).
@@ -42,6 +43,7 @@ class Transfers:
     names: list[tuple[int, str, tuple[int, int]]]
     members: list[tuple[int, ...]]
     alike: Int
+    across: Int
     took: Float
     calls: Float
     nbytes: Float
@@ -110,16 +112,18 @@ def transfers_of(
     np.maximum.at(size, link, columns["bytes"][kept])
     stage = dict(zip(mesh.ranks.tolist(), mesh.stage.tolist(), strict=True))
     classes: dict[Any, int] = {}
-    alike = []
+    alike, across = [], []
     for number, ((group, op, one, _), part) in enumerate(zip(numbers, members, strict=True)):
         volume = round(float(per_step[number]), 1), round(float(np.log(max(size[number], 1.0))), 1)
         stages = tuple(sorted({stage.get(rank, -1) for rank in part}))
-        kind: Any = (dimensions.get(group, "unknown"), op, len(part), stages, *volume)
+        kind: Any = (dimensions.get(group, "unknown"), op, len(part), *volume)
         if one >= 0:
-            kind = (P2P, tuple(sorted(stage.get(rank, -1) for rank in part)))
-        alike.append(classes.setdefault(kind, len(classes)))
+            kind, stages = (P2P,), tuple(sorted(stage.get(rank, -1) for rank in part))
+        alike.append(classes.setdefault((*kind, stages), len(classes)))
+        across.append(classes.setdefault(kind if one < 0 else (*kind, stages), len(classes)))
     names = [(group, op, (one, other)) for group, op, one, other in numbers]
-    return Transfers(steps, names, members, np.array(alike, np.int64), least, per_step, size)
+    labels = np.array([alike, across], np.int64)
+    return Transfers(steps, names, members, labels[0], labels[1], least, per_step, size)
 
 
 def without_partners(seen: GpuWindow, carried: Carried, least: float) -> list[int]:

@@ -59,7 +59,7 @@ def infer_members(recordings: Sequence[Recording]) -> dict[tuple[int, int], Memb
                     continue
                 scatter[a, b] = scatter[b, a] = _scatter(alike[a][2], alike[b][2], shift)
                 shifts[a, b] = shift
-        for part in divide(scatter):
+        for part in divide(scatter) or _divide_by_handle(scatter, [comm for _, comm, _ in alike]):
             ranks = [alike[place][0] for place in part]
             offsets = [0] + [shifts[part[0], place] for place in part[1:]]
             name = f"ends together {number}/" + ",".join(map(str, sorted(ranks)))
@@ -95,6 +95,16 @@ def divide(scatter: NDArray[np.float64]) -> list[list[int]]:
             if not len(beyond) or float(beyond.min()) >= APART * level:
                 return [list(part) for part in sorted(parts)]
     return []
+
+
+def _divide_by_handle(scatter: NDArray[np.float64], handles: list[int]) -> list[list[int]]:
+    """The same among the ranks' communicators of one handle each, where those of all together have no parts of equal
+    size: one of all ranks, and some of a few. Handles of recordings are streams, which ranks make in equal order."""
+    parts = []
+    for handle in sorted(set(handles)):
+        places = np.array([place for place, other in enumerate(handles) if other == handle])
+        parts += [places[part].tolist() for part in divide(scatter[np.ix_(places, places)])]
+    return parts
 
 
 def _scatter(a: Lane, b: Lane, shift: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -203,6 +204,31 @@ def test_a_pair_is_alike_others_between_the_same_stages() -> None:
     assert found.ranks == [network.rank(1), network.rank(1, pp=1)]
     assert found.evidence[0]["text"].startswith("a transfer between ranks 1, 5 takes")
     assert "sendrecv_perf -b 2M -e 2M -g 1" in found.action
+
+
+@pytest.mark.parametrize(("pp", "much", "is_named"), [(4, 3.0, True), (4, 1.6, False), (2, 3.0, False)])
+def test_the_only_communicator_of_a_stage_is_compared_with_other_stages(pp: int, much: float, is_named: bool) -> None:
+    """Two ranks a stage: each stage has one communicator for its gradients."""
+    network = Network(2, pp=pp)
+    network.only = ("dp",)
+    network.link[2:4] = much
+    found = network.slow_links()
+    assert [suspect.ranks for suspect in found] == [[2, 3]] * is_named
+    assert all("3 others that send as much" in suspect.evidence[0]["text"] for suspect in found)
+
+
+def test_a_communicator_of_unknown_use_and_size() -> None:
+    network = Network(4, tp=4)
+    network.only = ("tp",)
+    network.link[8:12] = 2.0
+    case = network.job()
+    assert case.transfers is not None
+    case.transfers = replace(
+        case.transfers, dimensions={}, now=replace(case.transfers.now, nbytes=np.zeros(len(case.transfers.now.names)))
+    )
+    (found,) = links.detect(case)
+    assert "AllReduce of the communicator of ranks 8, 9, 10, 11" in found.evidence[0]["text"]
+    assert "all_reduce_perf -b 1M -e 1G -f 4" in found.action
 
 
 # ---- how work is shared out

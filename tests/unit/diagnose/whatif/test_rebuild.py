@@ -143,7 +143,8 @@ def sent(ms: Mapping[tuple[int, ...], float]) -> Transfers:
         for number, (op, one) in enumerate(zip(ops, members, strict=True))
     ]
     took, ones = np.repeat(np.array([*ms.values()])[:, None] * MS, 12, axis=1), np.ones(len(ms))
-    return Transfers(np.arange(12), names, members, np.zeros(len(ms), np.int64), took, ones, ones)
+    same = np.zeros(len(ms), np.int64)
+    return Transfers(np.arange(12), names, members, same, same, took, ones, ones)
 
 
 def test_a_link_costs_what_nothing_hides() -> None:

@@ -68,6 +68,28 @@ def test_ranks_of_a_mesh(tmp_path: Path, dp: int, tp: int, version: str, describ
     assert {member.offset for member in inferred.values()} == {0}
 
 
+def test_one_communicator_of_all_and_some_of_two_with_equal_calls(tmp_path: Path) -> None:
+    """Pipelines of two ranks a stage: gradients among those, then a norm among all; sizes are not recorded."""
+    job = Job(dp=2, tp=4, steps=12, layers=4, version="2.0", described=False)
+    recordings = [kineto.read(path, rank) for rank, path in enumerate(make(job, tmp_path))]
+    ends = recordings[0].marks["end_ns"]
+    for each in recordings:
+        comms = each.collectives["comm"]
+        gradients = next(comm for comm in np.unique(comms).tolist() if comm not in np.unique(comms[:4]).tolist())
+        places = np.flatnonzero(comms == gradients)
+        last = np.searchsorted(each.collectives["ts_ns"][places], each.marks["end_ns"]) - 1
+        rows, gpu_end = each.collectives[places[last]].copy(), each.gpu_end[places[last]]
+        rows["seq"] = np.arange(12)
+        norm = rows.copy()
+        norm["comm"] += 1
+        norm["ts_ns"] += 1
+        each.collectives = np.concatenate([rows, norm])
+        each.gpu_end = np.concatenate([gpu_end, ends])
+        each.numbers = np.full(24, -1)
+    parts = {member.membership.name.split("/")[1] for member in infer_members(recordings).values()}
+    assert parts == {"0,1,2,3,4,5,6,7", *(",".join(map(str, group)) for group in job.groups("dp"))}
+
+
 def test_calls_that_a_recording_began_with_are_counted(tmp_path: Path) -> None:
     job = Job(dp=4, steps=5, layers=4, version="2.0", described=False, annotated=False)
     recordings = [kineto.read(path, rank) for rank, path in enumerate(make(job, tmp_path))]
