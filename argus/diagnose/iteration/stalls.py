@@ -82,10 +82,13 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
     )
     often = count == FEW_STALLS and len(case.numbers) <= FEW_STEPS and share >= FEW_COST * case.threshold
     at = {**case.params, "first": int(window.numbers[0])}
-    stalling = _stalling_rank(case, window, _latest(case, window, at), at) if often or not few else None
+    latest = _latest(case, window, at) if often or not few or case.gpus is not None else None
+    stalling = _stalling_rank(case, window, latest, at) if latest is not None and (often or not few) else None
     if stalling is None:
         if few:
-            case.notes.long_steps = f"{what} of the time: a checkpoint, an evaluation, or a stall"
+            case.notes.long_steps = (
+                f"{what} of the time{_whose(window, latest)}: a checkpoint, an evaluation, or a stall"
+            )
         else:
             case.notes.long_steps = "" if small else f"{what} of the time; no single rank is behind it"
         return []
@@ -208,6 +211,18 @@ def _latest(case: Case, window: _Window, at: dict[str, Any]) -> _Latest:
     # Whoever no GPU's own time names is one of those that came last in some step.
     many = len(np.unique(last["rank"]))
     return _Latest(by_step, many, False, "was the last to come in", runnable_sql(queries.LAST, at))
+
+
+def _whose(window: _Window, latest: _Latest | None) -> str:
+    """Whose the stalls are that are too few to blame a rank, in words; empty: the GPUs' own times show no one rank."""
+    if latest is None or not latest.own:
+        return ""
+    own = {rank for rank, _, _ in latest.by_step.values()}
+    length = dict(zip(window.numbers.tolist(), window.extra_ns.tolist(), strict=True))
+    clear = all(lead >= length[step] / 2 for step, (_, lead, _) in latest.by_step.items())
+    if len(own) != 1 or not clear or len(latest.by_step) < int(window.stalled.sum()):
+        return ""
+    return f" (only rank {own.pop()} was slow in {'it' if len(latest.by_step) == 1 else 'them'})"
 
 
 @dataclass(frozen=True)

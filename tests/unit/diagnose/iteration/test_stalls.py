@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from argus.diagnose.read import queries
 from argus.diagnose.run import diagnose
 from argus.diagnose.stored import diagnose_store
-from argus.diagnose.verdict import Finding
+from argus.diagnose.verdict import Finding, Verdict
 from argus.simulate.faults import parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.write import Spec, write
@@ -46,8 +46,20 @@ def test_stalls_of_one_rank_have_one_begin_and_one_cost(shared: Store, kind: str
 def running_ahead(
     store: Store, job: str, stalls: Mapping[int, float] | None = None, loading_ns: float = 0.0
 ) -> list[Finding]:
-    """The findings on a job whose loop never waits for its GPU: the CPUs' steps are all alike, whatever the GPUs do.
-    ``stalls``: of rank 5's GPU, which all wait for, in ns by step; ``loading_ns``: it waits for its data longer."""
+    """The findings of :func:`verdict_ahead`."""
+    return verdict_ahead(store, job, stalls, loading_ns)["findings"]
+
+
+def verdict_ahead(
+    store: Store,
+    job: str,
+    stalls: Mapping[int, float] | None = None,
+    loading_ns: float = 0.0,
+    whose: tuple[int, ...] = (5,),
+) -> Verdict:
+    """The verdict on a job whose loop never waits for its GPU: the CPUs' steps are all alike, whatever the GPUs do.
+    ``stalls``: of the GPUs of these ranks, which all wait for, in ns by step; ``loading_ns``: rank 5 waits for its data
+    longer."""
 
     def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         columns = query_columns(store, text, params)
@@ -55,7 +67,7 @@ def running_ahead(
             columns["duration_ns"] = np.full_like(columns["duration_ns"], np.median(columns["duration_ns"]))
         if text == queries.GPU_TIMES:
             extra = np.array([(stalls or {}).get(step, 0.0) for step in columns["step"].tolist()])
-            idles = columns["rank"] == 5
+            idles = np.isin(columns["rank"], whose)
             columns["step_ns"] = columns["step_ns"] + extra
             columns["idle_ns"] = columns["idle_ns"] + extra * idles
             columns["collective_ns"] = columns["collective_ns"] + extra * ~idles
@@ -63,7 +75,7 @@ def running_ahead(
             columns["data_ns"] = columns["data_ns"] + loading_ns * (columns["rank"] == 5)
         return columns
 
-    return diagnose(query, job, 1)["findings"]
+    return diagnose(query, job, 1)
 
 
 def test_stalls_of_a_loop_that_never_waits_for_its_gpu_are_seen_by_the_gpus(shared: Store) -> None:
@@ -85,6 +97,17 @@ def test_two_stalls_are_enough_in_few_steps_only(shared: Store, steps: int) -> N
     step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": job})["step_ns"]))
     found = running_ahead(shared, job, dict.fromkeys((steps // 2, steps - 3), 0.1 * steps * step_ns))
     assert [(one["kind"], one["ranks"]) for one in found] == ([("jitter", [5])] if steps == 20 else [])
+
+
+@pytest.mark.parametrize("whose", [(5,), tuple(range(16))], ids=["one rank's", "a checkpoint"])
+def test_whose_a_single_stall_was_is_said(shared: Store, whose: tuple[int, ...]) -> None:
+    job = f"single-{len(whose)}"
+    write(shared, job, Spec(Mesh(dp=16), steps=20, seed=3), run=1, start_ns=START_NS)
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": job})["step_ns"]))
+    verdict = verdict_ahead(shared, job, {12: 2.0 * step_ns}, whose=whose)
+    assert verdict["status"] == "healthy"
+    assert "1 of the newest" in verdict["reason"]
+    assert ("only rank 5 was slow in it" in verdict["reason"]) is (len(whose) == 1)
 
 
 def test_stalls_in_most_of_a_few_steps(shared: Store) -> None:
