@@ -33,8 +33,8 @@ LEAST = 0.2
 """Least excess of a transfer over the others. A link that lost one of its lanes, or a ring one of its network cards,
 takes longer by much more; how much the others scatter is required on top (argus.diagnose.ranks.slow_gpus.SPREADS)."""
 LEAST_ACROSS = 1.0
-"""The same against communicators of other stages, where a stage has no second one. Other work, which the stages have at
-other times, slows what it overlaps: in simulated and recorded pipelines by less than a third."""
+"""The same against communicators of other stages, where a stage has no second one. Those of simulated healthy pipelines
+differ by less than 1 %; real ones may by more, since each overlaps with other work of its stage."""
 LEAST_SHARE = 0.01
 """Less than this share of the step is not reported: ranks that come last by turns leave as much in what looks like
 transfer."""
