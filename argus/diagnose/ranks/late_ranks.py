@@ -41,7 +41,7 @@ def detect(case: Case) -> list[Suspect]:
     starved: list[SlowGpu | None] = [None] * len(stragglers)
     if case.gpus is not None:
         least_ns = slow_gpus.LEAST_SHARE * case.recent_ns
-        stragglers, starved = kept_waiting(stragglers, case.gpus, least_ns)
+        stragglers, starved = kept_waiting(stragglers, case.gpus, least_ns, case.threshold)
     gpus = case.suspects_of("slow_gpus")
     staged = case.gpus is not None and case.gpus.mesh.staged
     losses: list[Loss] = []
@@ -180,7 +180,7 @@ def narrowed(straggler: Straggler, seen: GpuWindow | None) -> Straggler | None:
 
 
 def kept_waiting(
-    stragglers: list[Straggler], seen: GpuWindow, least_ns: float
+    stragglers: list[Straggler], seen: GpuWindow, least_ns: float, threshold: float
 ) -> tuple[list[Straggler], list[SlowGpu | None]]:
     """Stragglers, and ranks besides whose GPUs their CPUs keep waiting.
 
@@ -191,14 +191,15 @@ def kept_waiting(
         stragglers: Who comes late.
         seen: What the GPUs did.
         least_ns: What ranks cost a step that count.
+        threshold: Share of a step that a stage which is idle by itself costs at least.
 
     Returns:
         The stragglers; and of each what its GPUs are kept waiting by, if that is known.
     """
     own, _ = gpu_times.own_lateness(seen)
     pairs: list[tuple[Straggler, SlowGpu | None]] = [(one, None) for one in stragglers]
-    found = slow_gpus.find_starved(seen.now, seen.mesh, seen.before)
-    idle_stage = slow_gpus.find_idle_stage(seen.now, seen.mesh)
+    found = slow_gpus.find_starved(seen.now, seen.mesh, seen.before, threshold)
+    idle_stage = slow_gpus.find_idle_stage(seen.now, seen.mesh, threshold)
     if idle_stage is not None and not any(set(one.ranks) & set(idle_stage.ranks) for one in found):
         found.append(idle_stage)
     for slow in found:

@@ -317,13 +317,16 @@ def _cost(now: GpuTimes, mesh: Mesh, slow: Int, slow_places: Int, excess: float,
     return float(np.clip(cost, 0.0, max(excess, 0.0)))
 
 
-def find_starved(now: GpuTimes, mesh: Mesh, before: GpuTimes | None = None) -> list[SlowGpu]:
+def find_starved(
+    now: GpuTimes, mesh: Mesh, before: GpuTimes | None = None, threshold: float = THRESHOLD
+) -> list[SlowGpu]:
     """Ranks whose GPUs are idle for longer than those with the same work: their CPUs keep them waiting.
 
     Idle time is compared by its own noise: all ranks with the same work count as computing for as long as
     their low median does. What it costs follows from all that each of them has to do, as for slow GPUs.
 
-    Arguments and returns as for :func:`find_slow`; ``phase`` is "idle".
+    Arguments and returns as for :func:`find_slow`; ``threshold`` is the share of a step from which those count, too,
+    that are idle for longest in most steps; ``phase`` is "idle".
     """
 
     def only_idle(times: GpuTimes) -> GpuTimes:
@@ -335,21 +338,22 @@ def find_starved(now: GpuTimes, mesh: Mesh, before: GpuTimes | None = None) -> l
     same = before is not None and np.array_equal(before.ranks, now.ranks)
     slow = find_slow(
         only_idle(now), mesh, only_idle(before) if before is not None and same else None, LEAST, LEAST_SHARE,
-        steadily=THRESHOLD,
+        steadily=threshold,
     )  # fmt: skip
     return [one for one in slow if one.phase == "idle"]
 
 
-def find_idle_stage(now: GpuTimes, mesh: Mesh) -> SlowGpu | None:
+def find_idle_stage(now: GpuTimes, mesh: Mesh, threshold: float = THRESHOLD) -> SlowGpu | None:
     """A stage of a pipeline all of whose GPUs have nothing to do for longer than those of the other stages: what they
     wait for is no other stage, and how many layers they have makes no difference to that.
 
     Args:
         now: The newest steps.
         mesh: Of their ranks.
+        threshold: Share of a step from which that counts.
 
     Returns:
-        None: there is none, or it costs less than :data:`argus.diagnose.case.THRESHOLD`. Otherwise ``peers`` are the
+        None: there is none, or it costs less. Otherwise ``peers`` are the
         ranks of the other stages, and ``phase`` is "idle".
     """
     recent = now.cut(slice(-WINDOWS[0], None))
@@ -363,7 +367,7 @@ def find_idle_stage(now: GpuTimes, mesh: Mesh) -> SlowGpu | None:
     lead = idle[most] - low_median(np.delete(idle, most, axis=0))
     level, error = levels(lead[None])
     excess = float(level[0])
-    if excess < max(THRESHOLD * float(np.median(row_medians(recent.step))), ERRORS * float(error[0])):
+    if excess < max(threshold * float(np.median(row_medians(recent.step))), ERRORS * float(error[0])):
         return None
     slow = np.isin(np.arange(len(now.ranks)), members[most])
     base = float(np.median(row_medians(recent.compute + recent.idle)[slow]))

@@ -349,11 +349,12 @@ def test_a_stage_that_is_idle_is_compared_with_the_other_stages(tp: int) -> None
     assert (found.ranks, len(found.peers), found.persistence) == (ranks, 3 * tp, 1.0)
     assert found.cost_ns == pytest.approx(20 * MS, rel=0.02)
     assert starved_since(seen, found) is None
-    (straggler,), _ = kept_waiting([], seen, MS)
+    (straggler,), _ = kept_waiting([], seen, MS, 0.05)
     assert (straggler.ranks, straggler.whole_stage, straggler.idle) == (ranks, True, True)
     # Less than a twentieth of a step is not reported, nor one rank of a stage, which has peers.
     cluster.idle[list(ranks)] -= 17 * MS
     assert find_idle_stage(times_of(cluster.columns()), cluster.mesh()) is None
+    assert find_idle_stage(times_of(cluster.columns()), cluster.mesh(), 0.01) is not None
     cluster.idle[ranks[0]] += 20 * MS
     alone = find_idle_stage(times_of(cluster.columns()), cluster.mesh())
     assert (alone is None) == (tp > 1)
@@ -482,7 +483,7 @@ def test_a_stage_that_is_kept_waiting_is_to_blame_as_a_whole() -> None:
         seen = read(cluster.query, {}, np.arange(60), 8, None)
         assert seen is not None
         last = Straggler((0, 2), 4 * MS, 0.76, 1e-5, 50, own=True)
-        stragglers, starved = kept_waiting([last], seen, MS)
+        stragglers, starved = kept_waiting([last], seen, MS, 0.05)
         assert len(stragglers) == len(starved)
         return [(one.ranks, slow is not None) for one, slow in zip(stragglers, starved, strict=True)]
 
