@@ -453,7 +453,7 @@ def _fit(x: Float, y: Float, used: NDArray[np.bool_]) -> tuple[Float, Float, Flo
             offset[enough] = _quantile((masked - drift * times)[:, enough], 0.5)
             residual = np.abs(masked - offset - drift * times)
             deviation[enough] = _quantile(residual[:, enough], 0.5)
-            near = used & (residual <= OUTLIER * np.maximum(deviation, 100.0))
+            near = used & (residual <= OUTLIER * np.maximum(deviation, FLOOR_NS))
             weight = near.astype(np.float64)
             total = np.maximum(weight.sum(axis=0), 1.0)
             mean_x = np.sum(np.where(near, x, 0.0), axis=0) / total

@@ -167,6 +167,16 @@ def test_few_calls_show_nothing() -> None:
     assert estimate(np.empty(0, CALL), 2)["error_ns"].tolist() == [0, -1]
 
 
+def test_ten_calls_that_end_together_to_the_stamp_all_count() -> None:
+    """Seven to within 0.1 us and three within 0.9 us: no stamp is exacter than that."""
+    rng = np.random.default_rng(6)
+    calls = Cluster(np.array([0.0, 3 * MS]), np.zeros(2)).calls(rng, seconds=1.0, takes_us=(40.0,), tail=0.0)
+    calls["end_ns"][calls["host"] == 1] += np.array([60, 900, -40, 20, -900, -80, 50, -900, 30, -20])
+    clocks = estimate(calls, 2)
+    assert (clocks["calls"][1], clocks["drift_ppb"][1]) == (10, 0)
+    assert clocks["offset_ns"][1] == pytest.approx(-3 * MS, abs=1_000)
+
+
 @given(seed=st.integers(0, 1 << 30), hosts=st.integers(2, 5))
 @settings(max_examples=30, deadline=None)
 def test_waits_of_the_cpu_are_bounded_by_causality_alone(seed: int, hosts: int) -> None:
