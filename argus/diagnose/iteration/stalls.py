@@ -396,8 +396,9 @@ def _usual(durations: NDArray[np.float64], threshold: float, *, of_gpus: bool) -
     typical = float(np.median(durations))
     if not of_gpus:
         return typical, OUTLIER
-    # In pipelines a stall makes two steps long: up to half of them may be, and the rest shows what is usual.
-    low, quarter = np.quantile(durations, [0.05, 0.25])
+    # In pipelines a stall makes two steps long: up to half of them may be, and the rest shows what is usual. Of a few
+    # steps two thirds may be.
+    low, quarter = np.quantile(durations, [0.05, 0.25], method="lower")
     scatter = float(quarter - low) / QUARTER_TO_LOW
     typical = float(min(typical, quarter + QUARTER_TO_MIDDLE * scatter))
     return typical, 1 + float(np.clip(SCATTER * scatter / typical, threshold, OUTLIER - 1))

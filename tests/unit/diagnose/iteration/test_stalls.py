@@ -119,6 +119,14 @@ def test_stalls_in_most_of_a_few_steps(shared: Store) -> None:
     assert finding["slowdown"] == pytest.approx(1 + 6 * 0.8 / 12, rel=0.02)
 
 
+def test_stalls_in_most_of_six_steps(shared: Store) -> None:
+    """The two steps without one show what is usual."""
+    write(shared, "six", Spec(Mesh(dp=8), steps=6, seed=3), run=1, start_ns=START_NS)
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": "six"})["step_ns"]))
+    (finding,) = running_ahead(shared, "six", {0: 0.9 * step_ns, **dict.fromkeys((1, 2, 3), 0.4 * step_ns)})
+    assert (finding["kind"], finding["ranks"]) == ("jitter", [5])
+
+
 def test_a_loader_that_a_cpu_ahead_of_its_gpu_mostly_makes_up_for(shared: Store) -> None:
     """Half of a step longer in every step; in three of twelve the GPU runs dry for a third of a step."""
     write(shared, "loader", Spec(Mesh(dp=16), steps=12, seed=3), run=1, start_ns=START_NS)
