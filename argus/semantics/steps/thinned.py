@@ -33,6 +33,11 @@ EXACT, ALIGNED, GUESSED = 1.0, 0.9, 0.5
 that."""
 KEPT = 4096
 """Newest steps of the first rank by which the others' are numbered."""
+AHEAD = 4
+"""So many steps later than the first rank's are the others' pulses taken: by then it has made the step that they are
+in, be it longer than others."""
+VOTES = 16
+"""Steps of a rank after a gap that are compared with the first rank's: one may begin late."""
 LEAST_STEPS = 4
 """So many steps are to be seen in a window, and before it, to estimate how much seeing everything slows them."""
 LEAST_WINDOWS, MOST_WINDOWS = 6, 32
@@ -271,7 +276,9 @@ class ThinnedSteps:
             if not state.waiting:
                 continue
             ts = np.sort(np.concatenate(state.waiting))
-            ready = len(ts) if final else int(np.searchsorted(ts, until_ns, side="right"))
+            # By the first rank's steps the others' are numbered: it is some ahead of them.
+            until = until_ns if place == 0 else until_ns - AHEAD * state.step_ns
+            ready = len(ts) if final else int(np.searchsorted(ts, until, side="right"))
             state.waiting = [ts[ready:]] if ready < len(ts) else []
             rows += self._walk(state, ts[:ready], first=place == 0)
         oldest = min((state.newest for state in self._ranks.values() if state.newest), default=0)
@@ -346,11 +353,13 @@ class ThinnedSteps:
             gap_ns = self._gap_ns(state, begun, pace_ns)
             passed = round(self._passed(state, gap_ns, pace_ns)) if pace_ns else 0
             state.number += max(passed, 1) if state.last else passed
-        times = np.array([begin for begin, _ in self._first], np.int64)
-        nearest = int(np.argmin(np.abs(times - begun))) if len(times) else -1
         aligned = first
-        if not first and nearest >= 0 and step_ns and abs(int(times[nearest]) - begun) < step_ns / 2:
-            aligned, state.number = self._first[nearest][1] >= before, max(self._first[nearest][1], before)
+        # The first pulse that begins a step, and those that begin the ones after it.
+        whole = -state.count % state.per_step
+        begins = part[whole :: state.per_step][:VOTES]
+        if not first and step_ns and (number := self._number_at(begins, step_ns)) is not None:
+            number -= whole > 0
+            aligned, state.number = number >= before, max(number, before)
         # On one host a step has one number on all ranks, whether or not it is known how many steps came before.
         alike = aligned and not (self._other_hosts and state.newest)
         self.counters["steps_not_observed"] += max(state.number - before - bool(state.last), 0)
@@ -359,6 +368,18 @@ class ThinnedSteps:
         else:
             state.early_ns, state.early_steps = 0.0, 0
         state.last, state.confidence = 0, ALIGNED if alike else GUESSED
+
+    def _number_at(self, begins: Int, step_ns: int) -> int | None:
+        """The number of the first of these steps, by those of the first rank that began nearest to them; None: not
+        known. Where that was not observed, its steps before and after it show about which it was."""
+        if not self._first or not len(begins):
+            return None
+        times, numbers = np.array(self._first, np.int64).T
+        known = (begins >= times[0] - step_ns / 2) & (begins <= times[-1] + step_ns / 2)
+        if not known.any():
+            return None
+        number = np.rint(np.interp(begins, times, numbers)).astype(np.int64) - np.arange(len(begins))
+        return int(np.median(number[known]))
 
     @staticmethod
     def _passed(state: _Rank, gap_ns: float, pace_ns: float) -> float:

@@ -219,6 +219,30 @@ def test_numbers_only_rise_and_all_ranks_have_the_same_whatever_the_beginning_wa
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("turn_ms", [9, 500])
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_begin_steps_far_apart_have_the_same_numbers(seed: int, turn_ms: int) -> None:
+    """The second comes up to 0.8 of a step before or after the first, so that the nearest is at times another step.
+    Steps scatter, and each rank by itself would estimate otherwise how many a gap had."""
+    rng = np.random.default_rng(seed)
+    at = np.cumsum((rng.normal(10.0, 1.0, 6_000) + 20 * (rng.random(6_000) < 0.1)) * MS).astype(np.int64)
+    lag = np.convolve(rng.normal(0, 60 * MS, 6_000), np.ones(400) / 400, "same")
+    pulses = {0: at, 1: np.sort(at + np.clip(lag, -8 * MS, 8 * MS).astype(np.int64))}
+    steps = ThinnedSteps()
+    windows = [(begin, begin + 45) for begin in range(1_000, int(at[-1]) // MS, 1_000)]
+    for rank in pulses:
+        steps.begin(rank, 1)
+    rows = walk(steps, pulses, windows, turn_ms)
+    off = {rank: rows["step"][rows["rank"] == rank]
+           - np.searchsorted(pulses[rank], rows["ts_ns"][rows["rank"] == rank]) for rank in pulses}  # fmt: skip
+    begun = {rank: rows["ts_ns"][rows["rank"] == rank] for rank in pulses}
+    between = np.abs(begun[1][:, None] - begun[0][None])
+    apart = np.abs(off[1] - off[0][between.argmin(axis=1)])[between.min(axis=1) < 45 * MS]
+    assert len(apart) > 100
+    assert apart.max() <= 1
+    assert np.mean(apart) < 0.3
+
+
 def test_windows_in_which_everything_is_seen_say_nothing_of_the_time_between_windows() -> None:
     """Samples of 60 ms, in which steps take 1.2 ms instead of 1, beside windows of 200 ms."""
     spans, at, now = [], [], 0.0
