@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,8 @@ class ProbingSide(Side):
         self._due = self._sample_due = 0.0
         self._turn = 0
         self._jobs: dict[int, tuple[Job, _OfJob]] = {}
+        self._thinned: WeakSet[Job] = WeakSet()
+        """Jobs that know what of their marks is seen in part."""
         self._slowed = 1.0
         self._early: dict[int, dict[int, list[NDArray[np.void]]]] = {}
         self._early_calls = 0
@@ -188,12 +191,23 @@ class ProbingSide(Side):
         if "backward" in plan.windowed - before.windowed:
             for job in jobs:
                 job.pulse_spans = [(0, since_ns)]
+        self._thinned.update(jobs)
         if plan.rungs:  # also where steps are still counted throughout: the pace of that time is the first known
             for job in jobs:
                 job.note_queues()
         if plan.windowed and not self._due:
             self._due = time.monotonic() + plan.period_s
         return since_ns
+
+    def _thin(self, job: Job, since_ns: int) -> None:
+        """What of its marks is not seen of a job that began after probes went."""
+        self._thinned.add(job)
+        if "ranges" in self.plan.off:
+            job.thin_marks(since_ns)
+        if "nvtx" in self.plan.windowed:
+            job.thin_ranges(since_ns)
+        if "backward" in self.plan.windowed:
+            job.pulse_spans = [(since_ns, since_ns)]
 
     def reduce(self, rung: Rung, now: float) -> None:
         """What a rung means to steps. Its probes have gone: ``apply`` takes those of all rungs of a plan at once, since
@@ -234,6 +248,9 @@ class ProbingSide(Side):
         """Opens a window when its turn has come, and takes note of one that has ended."""
         self._probe_products()
         jobs = self._session.jobs
+        for job in jobs:
+            if job not in self._thinned:
+                self._thin(job, time.monotonic_ns())
         if self._window is not None and self._window.end_ns:
             self._end_window(self._window, jobs)
         if self._window is None and self.plan.sampled and now >= self._sample_due:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from argus.live.cost.governor import Plan, Rung
 from argus.live.job import Job, Member
 from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import StepRows
@@ -110,3 +111,35 @@ def test_the_time_before_a_first_window_counts_though_it_opened_before_steps_wer
     # Ends of optimisers divide steps at first, begins of backward passes, 3 ms later in each, thereafter.
     assert np.abs((ts - ts[0]) / (STEP_MS * MS) - (steps - steps[0])).max() < 1
     assert job.counters()["steps_not_observed"] == pytest.approx(20, abs=1)
+
+
+def test_a_job_that_begins_after_backward_passes_are_seen_in_windows_has_steps() -> None:
+    """As when a launcher starts its program again."""
+    writer: Any = Rows()
+    session = a_session(writer)
+    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set())
+    side = ProbingSide(session)
+    side.plan = Plan((Rung.RANGES, Rung.BACKWARD), duty=0.25, length_s=0.1, period_s=0.4)
+    side._due = float("inf")
+    job = Job("job", 1, groups_due=float("inf"))
+    job.members[0] = member = Member(Target(), 0, "order")  # type: ignore[arg-type]
+    session.roster.jobs.append(job)
+    rows = StepRows(session, Nothing())  # type: ignore[arg-type]
+    side.poll(0.0)
+    since = job.thin_since
+    assert since > 0
+    for number in range(200):
+        begin = since + number * STEP_MS * MS
+        if number % 40 == 10:
+            side._begin_passes(job, begin, seen=True)
+        if number % 40 == 20:
+            assert job.pulse_spans is not None
+            job.pulse_spans[-1] = job.pulse_spans[-1][0], begin
+        if 10 <= number % 40 < 20:
+            job.feed_marks(member, np.array([(begin + 2 * MS, 0, 7, What.BACKWARD_BEGIN, 0, 0)], MARK))
+        rows.store(job, float(number), begin + STEP_MS * MS, final=False)
+    stored = np.concatenate([part["step"].astype(np.int64) for part in writer.tables["iterations"]])
+    durations = np.concatenate([part["duration_ns"].astype(np.int64) for part in writer.tables["iterations"]])
+    assert len(stored) == 5 * 9
+    assert np.unique(durations).tolist() == [STEP_MS * MS]
+    assert stored[-1] - stored[0] == pytest.approx(168, abs=1)
