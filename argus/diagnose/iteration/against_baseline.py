@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.case import Case, evidence
+from argus.diagnose.kernels.slower import slower_than_in
 from argus.diagnose.read import queries
 from argus.diagnose.read.baseline import Baseline
 from argus.diagnose.read.environment import environment_changes, read_environment
@@ -54,6 +55,16 @@ UNLIKE, UNLIKE_TIMES = 0.1, 3.0
 runs it must be."""
 LONGER_TAIL = 0.1
 """Share by which the 99th percentile of a step, over the median, must be above the highest of the baseline's."""
+MOSTLY = 0.5
+"""Share of what a step is longer that one phase must have for its owner to have to act."""
+OWNERS = {
+    "data_loading": "data",
+    **dict.fromkeys(
+        ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
+         "communication"), "infrastructure",
+    ),
+}  # fmt: skip
+"""Who has to act where a phase is what became longer, if not who acts on regressions."""
 CAPPED = 0.99
 """Confidence at most: the baseline is of other days."""
 
@@ -108,14 +119,28 @@ def _suspect(
     )
     sure = [one.found.p / 2 * len(phases) for one in phases if one.sure]
     chance = min([found.p / 2, *sure])
+    mostly = phases[0] if phases and phases[0].found.change >= MOSTLY * found.change else None
+    owner = OWNERS.get(mostly.phase, "") if mostly is not None and mostly.sure else ""
+    kernels: list[Evidence] = []
+    action = (
+        "Compare the run with its baseline (argus compare): what changed, and what is different around it. If "
+        "it is meant to be so, make it the baseline: argus baseline set."
+    )
+    slow = slower_than_in(case.query, params, (runs[0].job, runs[0].run), sorted(case.hosts), found.change)
+    if slow is not None:
+        owner, kernels = "infrastructure", [Evidence(text=slow[0], sql=slow[1])]
+        action = (
+            "Check the GPUs of all nodes: clocks, a power or thermal limit, other programs on them (nvidia-smi -q -d "
+            f"PERFORMANCE,CLOCK,TEMPERATURE,POWER; argus health -v). {action}"
+        )
     return Suspect(
         kind="regression", ranks=[], hosts=[], since=int(case.numbers[0]), last=case.last,
         lost_ns=case.step.now_ns * (1 - 1 / grown), slowdown=grown, confidence=min(1 - chance, CAPPED),
         level="iteration", evidence=[evidence(text, queries.BASELINE_STEPS, params)],
         phase=phases[0].phase if phases else "",
-        action="Compare the run with its baseline (argus compare): what changed, and what is different around it. If "
-        "it is meant to be so, make it the baseline: argus baseline set.",
-        further=[*_environment(case, runs), *_longer(phases, params), *cited], effect=lambda step: step.before(grown),
+        action=action, owner=owner,
+        further=[*kernels, *_environment(case, runs), *_longer(phases, params), *cited],
+        effect=lambda step: step.before(grown),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ AS_OFTEN = 0.02
 MOST_TIME = 0.8
 """Share of the kernels' time that must be of kernels that are launched as before, and of those that became slower.
 Longer sequences or larger batches have other grids, so that other kernels take their time."""
+LAST_STEP = 2**32 - 1
 EXPLAINS = 0.5
 """Share of the growth of a step that they must explain; and of their common growth each must have."""
 
@@ -48,8 +49,26 @@ def slower_kernels(
     return None if text is None else (text, runnable_sql(queries.KERNEL_TIME, later))
 
 
-def slower(before: Columns, now: Columns, grown_ns: float) -> str | None:
-    """:func:`slower_kernels` of rows of :data:`argus.diagnose.read.queries.KERNEL_TIME` before and from then on."""
+def slower_than_in(
+    query: Query, params: Mapping[str, Any], other: tuple[str, int], ranks: Sequence[int], grown_ns: float
+) -> tuple[str, str] | None:
+    """The same against another run, of which all steps count that are stored.
+
+    Args:
+        query, ranks, grown_ns: As for :func:`slower_kernels`.
+        params: Of the job and the steps that are compared.
+        other: Job and run.
+    """
+    asked = {name: params[name] for name in ("job", "run", "first", "last")} | {"ranks": list(ranks[:RANKS])}
+    job, run = other
+    before = query(queries.KERNEL_TIME, {**asked, "job": job, "run": run, "first": 0, "last": LAST_STEP})
+    text = slower(before, query(queries.KERNEL_TIME, asked), grown_ns, f"in run {run}")
+    return None if text is None else (text, runnable_sql(queries.KERNEL_TIME, asked))
+
+
+def slower(before: Columns, now: Columns, grown_ns: float, when: str = "before") -> str | None:
+    """:func:`slower_kernels` of rows of :data:`argus.diagnose.read.queries.KERNEL_TIME` before and from then on.
+    ``when`` the former were, in words."""
     was, now_is = _each(before), _each(now)
     ranks = {rank for _, rank in now_is} & {rank for _, rank in was}
     whole = sum(often * mean for (_, rank), (often, mean) in now_is.items() if rank in ranks)
@@ -70,7 +89,7 @@ def slower(before: Columns, now: Columns, grown_ns: float) -> str | None:
     if share < MOST_TIME or extra_ns < EXPLAINS * grown_ns:
         return None
     return (
-        f"the same kernels, with grids and as many launches as before, take {longer:.2f} times as long on the "
+        f"the same kernels, with grids and as many launches as {when}, take {longer:.2f} times as long on the "
         f"{len(ranks)} ranks that were compared, {share:.0%} of the kernels' time: rather slower GPUs than more work"
     )
 

@@ -24,11 +24,14 @@ from argus.store.reader import query_columns
 START_NS = 1_700_000_000 * 10**9
 
 
-def run(store: Store, job: str, number: int, change: str = "", gpu: str = "H100", ranks: int = 4) -> Verdict:
-    """Stores a run, and diagnoses it."""
+def run(
+    store: Store, job: str, number: int, change: str = "", gpu: str = "H100", ranks: int = 4, kernels: int = 0
+) -> Verdict:
+    """Stores a run, and diagnoses it. ``kernels``: ranks whose kernels are stored, the same program's in each run."""
     changes = [parse_change(change)] if change else []
     facts = {"torch.version": "2.10" if change else "2.9", "gpu.model": gpu}
-    spec = Spec(Mesh(dp=ranks), noise=Noise(run=0.005), steps=60, seed=number, changes=changes, environment=facts)
+    spec = Spec(Mesh(dp=ranks), noise=Noise(run=0.005), steps=60, seed=number, changes=changes, environment=facts,
+                kernels=kernels, model=7)  # fmt: skip
     write(store, job, spec, run=number, start_ns=START_NS)
     return diagnose_store(store, job, number, keep=False)
 
@@ -52,6 +55,23 @@ def test_healthy_runs_are_learned_and_a_slow_one_is_found(store: Store) -> None:
     assert not learn(store, slow), "a slow run is no reference"
     assert run(store, "llama-5", 5)["status"] == "healthy"
     assert run(store, "other-6", 6, "void=0.08")["status"] == "healthy", "another class has no baseline"
+
+
+@pytest.mark.parametrize(
+    ("change", "owner"),
+    [("compute=1.1", "infrastructure"), ("kernel=flash_bwd_kernel:1.6", "model"), ("void=0.08", "model"),
+     ("loader=0.1", "data"), ("bandwidth=dp:0.4", "infrastructure")],
+)  # fmt: skip
+def test_who_has_to_act_follows_from_what_became_longer(store: Store, change: str, owner: str) -> None:
+    for number in (1, 2, 3):
+        learn(store, run(store, "llama", number, kernels=4))
+    (finding,) = run(store, "llama", 4, change, kernels=4)["findings"]
+    assert (finding["kind"], finding["owner"]) == ("regression", owner)
+    texts = [one["text"] for one in finding["evidence"] if "the same kernels" in one["text"]]
+    assert len(texts) == (change == "compute=1.1")
+    assert all("as many launches as in run 3, take 1.1" in text for text in texts)
+    for one in finding["evidence"]:
+        query_columns(store, one["sql"].rstrip(";"))
 
 
 def test_a_verdict_that_nobody_reads_to_its_end_is_stored_all_the_same(
