@@ -60,6 +60,14 @@ _ENVIRONMENTS = """
 SELECT job, run, toString(sipHash64(arraySort(groupUniqArray(digest)))) AS environment FROM environments FINAL
 WHERE job IN {jobs:Array(String)} AND digest != 0 GROUP BY job, run
 """
+_MESHES = """
+SELECT job, run, arrayStringConcat(arraySort(groupArray(concat(dimension, ' ', toString(nranks)))), ' x ') AS mesh FROM
+(
+  SELECT job, run, dimension, max(nranks) AS nranks FROM parallel_groups FINAL
+  WHERE job IN {jobs:Array(String)} GROUP BY job, run, dimension
+)
+GROUP BY job, run
+"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class _History:
         baseline: Which are baselines.
         verdicts: Status, and the kind of the costliest finding.
         changed: Which ran in another environment than the one before.
-        others: Runs of the name that have another number of ranks.
+        others: Runs of the name that have another number of ranks, or another mesh.
         bounded: There may be older runs, which were not read.
     """
 
@@ -98,12 +106,13 @@ def build(look: Look, arrays: Arrays) -> Panel:
     sql: list[Sql] = [
         look.sql("Step times of runs", _RUNS, jobs=jobs), look.sql("Their verdicts", _VERDICTS, jobs=jobs),
         look.sql("The baseline", _BASELINES, **given), look.sql("Their environments", _ENVIRONMENTS, jobs=jobs),
+        look.sql("Their meshes", _MESHES, jobs=jobs),
     ]  # fmt: skip
     found = _read(look, given, len(begun) >= NAMES)
     if found is None:
         return absent(ID, TITLE, "no whole step of it is stored", sql=sql)
     if len(found.rows["run"]) < 2:
-        why = "it is the only run of this job class (name without ids, ranks) that is stored"
+        why = "it is the only run of this job class (name without ids, ranks, mesh) that is stored"
         return absent(ID, TITLE, why, sql=sql)
     view = _view(found, arrays)
     return panel(ID, TITLE, _lead(found), [view], table=_table(look, found), sql=sql)
@@ -116,6 +125,9 @@ def _read(look: Look, given: dict[str, Any], bounded_names: bool) -> _History | 
         return None
     ranks = rows["ranks"].astype(np.int64)
     alike = ranks == ranks[keys.index((look.job, look.run))]
+    meshes = _by_run(look.read(_MESHES, **given), "mesh")
+    mesh = meshes.get((look.job, look.run))
+    alike &= np.array([mesh is None or meshes.get(key, mesh) == mesh for key in keys])
     rows = {name: values[alike] for name, values in rows.items()}
     keys = [key for key, kept in zip(keys, alike.tolist(), strict=True) if kept]
     verdicts = _by_run(look.read(_VERDICTS, **given), "status")
@@ -163,7 +175,7 @@ def _view(found: _History, arrays: Arrays) -> Series:
 
 def _lead(found: _History) -> str:
     steps = found.rows["step_ns"].astype(np.float64)
-    lead = f"{counted(len(steps), 'run')} of the same name (without ids at its end) and ranks."
+    lead = f"{counted(len(steps), 'run')} of the same name (without ids at its end), ranks and mesh."
     learned = steps[found.baseline & (np.arange(len(steps)) != found.here)]
     if len(learned) >= FEWEST:
         change = steps[found.here] / np.median(learned) - 1
@@ -174,7 +186,7 @@ def _lead(found: _History) -> str:
     if found.bounded:
         lead += f" Of the name the newest {RUNS} runs are looked at."
     if found.others:
-        lead += f" {counted(found.others, 'run')} with another number of ranks left out."
+        lead += f" {counted(found.others, 'run')} with another number of ranks, or another mesh, left out."
     return lead
 
 

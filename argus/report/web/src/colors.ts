@@ -45,6 +45,19 @@ export function diverging(t: number, dark: boolean): Rgb {
   return between(stops, (t + 1) / 2);
 }
 
+const OF_PART: Record<string, number> = {
+  "forward": 0, "backward": 1, "optimizer": 2, "all reduce": 3, "all gather": 4, "reduce scatter": 5,
+  "pipeline bubble": 6, "data loading": 7, "idle": 8, "send recv": 9,
+};
+
+/** Places of parts among so many colours: a phase has the same one on every page, others one that is left. */
+export function placesOf(parts: string[], colors: number): number[] {
+  const taken = new Set(parts.map((part) => OF_PART[part]));
+  const left = Array.from({ length: colors }, (_, i) => i).filter((i) => !taken.has(i));
+  let next = 0;
+  return parts.map((part, i) => OF_PART[part] ?? (left.length ? left[next++ % left.length] : i % colors));
+}
+
 /** Black or white, whichever is readable on a colour. */
 export function inkOn([r, g, b]: Rgb): string {
   return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111" : "#fff";

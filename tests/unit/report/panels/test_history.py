@@ -74,7 +74,7 @@ def test_runs_of_a_class_are_in_order(store: Store) -> None:
     ]  # fmt: skip
     assert "4 runs" in panel["lead"]
     assert "22.0% longer than that of its 3 baselines" in panel["lead"]
-    assert "1 run with another number of ranks left out" in panel["lead"]
+    assert "1 run with another number of ranks, or another mesh, left out" in panel["lead"]
     assert panel["table"] is not None
     assert [row[0] for row in panel["table"]["rows"]] == [14, 13, 12, 11]
     assert [row[-2:] for row in panel["table"]["rows"]] == [["", "changed"], ["yes", ""], ["yes", ""], ["yes", ""]]
@@ -102,10 +102,26 @@ def test_the_newest_runs_and_the_one_that_is_shown(store: Store, monkeypatch: py
     assert len(panel["views"][0]["lines"]) == 1
 
 
+def test_runs_of_another_mesh_are_left_out(store: Store) -> None:
+    for run, dimension in ((11, "dp"), (12, "tp"), (13, "dp"), (14, "")):
+        write_run(store, "job", run, 40.0)
+        if dimension:
+            with Writer(store, source="test") as writer:
+                writer.append("parallel_groups", {
+                    "job": "job", "run": run, "host": "n", "comm_group": 5, "dimension": dimension, "ranks": [[0, 1]],
+                    "nranks": 2, "confidence": 1.0, "why": "", "version": 1, "superseded": 0,
+                })  # fmt: skip
+                assert writer.flush(), writer.last_error
+    _, panel = history(store, "job", 13)
+    assert panel["table"] is not None
+    assert [row[0] for row in panel["table"]["rows"]] == [14, 13, 11]
+    assert "1 run with another number of ranks, or another mesh, left out" in panel["lead"]
+
+
 def test_a_run_without_others_says_so(store: Store) -> None:
     write_run(store, "alone", 11, 40.0)
     _, panel = history(store, "alone", 11)
-    assert panel["absent"] == "it is the only run of this job class (name without ids, ranks) that is stored"
+    assert panel["absent"] == "it is the only run of this job class (name without ids, ranks, mesh) that is stored"
 
 
 def test_step_times_are_beside_those_of_the_baseline(store: Store) -> None:

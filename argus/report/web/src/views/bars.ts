@@ -1,7 +1,7 @@
 // Bars beside one another, bars of parts that add up, and facts: plain elements, so that they print and wrap as text.
 
 import type { Bars, Facts, Stacked, Unit } from "../contract.ts";
-import { theme } from "../colors.ts";
+import { placesOf, theme } from "../colors.ts";
 import { h } from "../dom.ts";
 import { hideTip, showTip, type Context } from "../plot.ts";
 import { format, rankIn } from "../units.ts";
@@ -52,7 +52,8 @@ export function stacked(view: Stacked, context: Context): HTMLElement {
   if (!view.rows.length || !view.parts.length) return h("p", { class: "nothing" }, "There is nothing to add up.");
   const totals = view.rows.map((row) => finite(row.values).reduce((all, value) => all + Math.max(0, value), 0));
   const most = Math.max(...totals, Number.MIN_VALUE);
-  const color = (i: number) => `var(--part-${i % theme().parts.length})`;
+  const places = placesOf(view.parts, theme().parts.length);
+  const color = (i: number) => `var(--part-${places[i]})`;
   const swatch = (i: number) => {
     const element = h("span", { class: "swatch block", "aria-hidden": true });
     element.style.background = color(i);
@@ -67,7 +68,7 @@ export function stacked(view: Stacked, context: Context): HTMLElement {
       const segment = h("span", { class: "part" }, h("span", { class: "inside", "aria-hidden": true }, width > 9 ? format(value, view.unit) : ""));
       segment.style.width = `${width}%`;
       segment.style.background = color(i);
-      segment.style.color = `var(--part-ink-${i % theme().parts.length})`;
+      segment.style.color = `var(--part-ink-${places[i]})`;
       track.append(tipped(segment, [row.title, `${part}: ${format(value, view.unit)}`, `${((value / totals[r]) * 100).toFixed(1)} % of ${format(totals[r], view.unit)}`]));
     });
     const words = view.parts.map((part, i) => `${part} ${format(row.values[i], view.unit)}`).join(", ");
