@@ -12,6 +12,7 @@ from argus.diagnose.case import MIN_STEPS, MOST_CALLS, Case
 from argus.diagnose.causes.activity import activities, describe
 from argus.diagnose.iteration.hang import PLACES_S
 from argus.diagnose.iteration.regression import least_growth
+from argus.diagnose.ranks import links
 from argus.diagnose.ranks.lateness import find_episode
 from argus.diagnose.ranks.layout import stages_alike, unknown_partners
 from argus.diagnose.read import gpu_times, queries, transfers
@@ -106,7 +107,8 @@ def _of_healthy(case: Case, now_ns: float) -> str:
     reason = _joined(notes.long_steps, notes.more_work, past) or agreement
     if not case.asked.whole:
         return reason
-    return _joined(reason, _too_small(case.durations, logged.least if logged is not None else ""))
+    small = _too_small(case.durations, logged.least if logged is not None else "")
+    return _joined(reason, links.without_like(case), small)
 
 
 def _too_small(durations: NDArray[np.float64], least: str) -> str:

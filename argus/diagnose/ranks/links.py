@@ -24,7 +24,7 @@ from argus.diagnose.read.transfers import P2P, Transfers
 from argus.diagnose.robust import low_median
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
-from argus.model.units import duration, listed
+from argus.model.units import duration, listed, rank_pattern
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -47,6 +47,10 @@ TESTS = {
     "Reduce": "reduce_perf", "AlltoAll": "alltoall_perf", P2P: "sendrecv_perf",
 }  # fmt: skip
 """Programs of NVIDIA's nccl-tests by operation; of all others ``all_reduce_perf``."""
+MUCH = 0.25
+"""Share of a step from which it is said that nothing shows whether communication could be faster."""
+COMPARED_RUNS = 3
+"""Healthy runs with which a baseline shows that (argus.diagnose.iteration.against_baseline.MIN_RUNS)."""
 BLOCK = 10
 """Steps that are compared to see whether a transfer was slow before."""
 
@@ -173,6 +177,33 @@ def of_steps(case: Case, fewest: int) -> list[Suspect]:
     suspect = _suspect(case, now, slow, sorted(ranks), common, what, step_ns, replace(now, took=took))
     suspect.since = _onset(now, before, worst, newest, numbers, read)
     return [suspect]
+
+
+def without_like(case: Case) -> str:
+    """A clause for a healthy job that communicates for much of its step in a communicator that nothing can be compared
+    with, so that a network which was slow all along does not show; empty: it does not."""
+    history = len(case.baseline.runs) if case.baseline is not None else 0
+    if case.gpus is None or case.transfers is None or history >= COMPARED_RUNS:
+        return ""
+    now, times = case.transfers.now, case.gpus.now
+    share = float(np.nanmedian(levels(times.collective)[0] / np.maximum(levels(times.step)[0], 1.0)))
+    spent = np.array([
+        np.nan if op == P2P or len(members) < 2 else low_median(took[None, ~np.isnan(took)]).mean()
+        for (_, op, _), members, took in zip(now.names, now.members, now.took, strict=True)
+    ])  # fmt: skip
+    if share < MUCH or np.isnan(spent).all():
+        return ""
+    most = int(np.nanargmax(spent))
+    labels = now.alike if np.count_nonzero(now.alike == now.alike[most]) > 1 else _other_stages(now)
+    if labels[most] >= 0 and np.count_nonzero(labels == labels[most]) > 1:
+        return ""
+    op = now.names[most][1]
+    size = now.nbytes[most] / max(now.calls[most], 1.0)
+    return (
+        f"communication takes {share:.0%} of a step, most of it {op} of ranks {rank_pattern(now.members[most])}, with "
+        "no other communicator to compare it with: links that were slow all along would not show (to test them: "
+        f"{nccl_test(op, size, 1)})"
+    )
 
 
 def _onset(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from argus.diagnose.case import Case
 from argus.diagnose.ranks import layout, links
 from argus.diagnose.read import queries, transfers
+from argus.diagnose.read.baseline import Baseline
 from argus.diagnose.read.gpu_times import GpuWindow, read
 from argus.diagnose.suspect import Suspect
 from tests.builders.cases import case_of
@@ -229,6 +230,27 @@ def test_a_communicator_of_unknown_use_and_size() -> None:
     (found,) = links.detect(case)
     assert "AllReduce of the communicator of ranks 8, 9, 10, 11" in found.evidence[0]["text"]
     assert "all_reduce_perf -b 1M -e 1G -f 4" in found.action
+
+
+@pytest.mark.parametrize(
+    ("shape", "share", "runs", "is_said"),
+    [({"dp": 8}, 0.5, 0, True), ({"dp": 8}, 0.2, 0, False), ({"dp": 8}, 0.5, 3, False),
+     ({"dp": 4, "tp": 2}, 0.5, 0, False)],
+)  # fmt: skip
+def test_links_that_nothing_can_be_compared_with_are_not_called_well(
+    shape: dict[str, int], share: float, runs: int, is_said: bool
+) -> None:
+    """Where a network that was slow all along would not show."""
+    network = Network(**shape)
+    network.only = ("dp",)
+    case = network.job()
+    assert case.gpus is not None
+    case.gpus = replace(case.gpus, now=replace(case.gpus.now, collective=share * case.gpus.now.step))
+    case.baseline = Baseline("class", (None,) * runs)  # type: ignore[arg-type]
+    said = links.without_like(case)
+    assert ("communication takes 50% of a step, most of it AllReduce of ranks 0-7" in said) is is_said
+    assert bool(said) is is_said
+    assert ("all_reduce_perf -b 2M -e 2M -g 1" in said) is is_said
 
 
 # ---- how work is shared out
