@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 import click
 
 from argus.compare.baseline import Entry, list_baselines, remove_baselines, set_baseline, stored_profile
+from argus.compare.profile import stored_verdicts
 from argus.diagnose.read.profile import class_name, to_text
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.text import printable
@@ -74,6 +75,9 @@ def set_command(runs: tuple[str, ...], store_url: str | None) -> None:
         for job, run in parse_runs(store, runs):
             profile = set_baseline(store, job, run)
             click.echo(f"{printable(job)}@{run} is a baseline: {duration(profile.step.value)} a step")
+            verdict = stored_verdicts(store, [(job, run)]).get((job, run), "healthy")
+            if not verdict.startswith("healthy"):
+                click.echo(f"note: the verdict on it is {printable(verdict)}: runs like it will not be reported")
 
 
 @command.command("rm")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from argus.compare.profile import baseline_side, read_side
+from argus.compare.profile import baseline_side, read_side, stored_verdicts
 from argus.compare.verdict import EXIT_CODES, CauseFacts, Comparison, RunFacts, compare, to_json
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import counted, printable
@@ -60,7 +60,8 @@ def command(
             raise ArgusError(f"run {both[0][1]} of job '{both[0][0]}' is on both sides", RUNS_HINT, EXIT_USAGE)
         after = read_side(store, named)
         before = read_side(store, others) if others else baseline_side(store, after)
-    result = compare(before, after)
+        verdicts = stored_verdicts(store, [(one.job, one.run) for one in (*before, *after)])
+    result = compare(before, after, verdicts)
     if output_format == "json":
         click.echo(to_json(result))
     else:
@@ -79,7 +80,8 @@ def lines_of(result: Comparison) -> Iterator[str]:
     for name, side in (("before", result["before"]), ("after", result["after"])):
         yield f"  {name:<6}  {_runs_line(side)}"
     workload = result["workload"]
-    yield "  workload  " + ("the same" if workload["same"] else printable("; ".join(workload["differences"])))
+    known = "the same" if workload["same"] else "not known: only the number of ranks was observed on both sides"
+    yield "  workload  " + (printable("; ".join(workload["differences"])) or known)
     if scaling := workload["scaling"]:
         other = f"a rank does {scaling['work']:.2f} times the work"
         kind = "weak" if scaling["weak"] else "strong" if scaling["strong"] else other

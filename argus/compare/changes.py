@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from argus.compare.comparer import Comparer, Figure, Side
 from argus.compare.comparers.order import COMPARERS
-from argus.diagnose.variation import Difference, difference
+from argus.diagnose.variation import SPREAD, Difference, difference
 
 LEVEL = 0.005
 """Chance that any of the figures of runs that do not differ is reported: it is split among them (Bonferroni), as each
 may be the one that chance picks."""
 GIVEN = 0.02
 """The same of one figure, where the step time itself changed."""
+FEW = 4
+"""Degrees of freedom below which how much figures differ between runs is assumed besides, once the step changed: those
+of fewer than three runs a side."""
 LEAST_COST = 0.002
 """Share of a step that a cause costs at least. Less is neither worth a search nor stable."""
 
@@ -41,7 +44,7 @@ class Cause:
 
 def find_causes(
     before: Side, after: Side, step_ns: float, comparers: Sequence[Comparer] = COMPARERS, *, changed: bool = False
-) -> tuple[list[Cause], int]:
+) -> tuple[list[Cause], int, list[Cause]]:
     """What changed, the costliest first; what costs nothing comes last.
 
     Args:
@@ -51,14 +54,23 @@ def find_causes(
         changed: The step time did, so that something must have: then each figure counts by :data:`GIVEN` alone.
 
     Returns:
-        The causes, and how many figures were compared.
+        The causes; how many figures were compared; and those that changed by no more than runs do, as causes.
     """
     figures = [figure for comparer in comparers for figure in comparer.figures(before, after)]
     level = GIVEN if changed else LEVEL / max(len(figures), 1)
+    # Of one run beside a few it is not known what figures scatter by: as little as steps do at least.
+    spread = SPREAD if changed and len(before) + len(after) - 2 < FEW else 0.0
     causes: list[Cause] = []
+    undecided: list[Cause] = []
     for figure in figures:
-        found = difference(figure.before, figure.after)
+        found = difference(figure.before, figure.after, spread=spread)
         if found.p >= level or abs(found.change) < figure.least * abs(found.before):
+            undecided.append(
+                Cause(
+                    figure, found, found.change * figure.exposure, found.low * figure.exposure,
+                    found.high * figure.exposure, 0.0,
+                )
+            )  # fmt: skip
             continue
         explained = sum(
             cause.cost_ns
@@ -76,7 +88,7 @@ def find_causes(
                 confidence_of(found, len(figures)),
             )
         )  # fmt: skip
-    return sorted(causes, key=lambda cause: -abs(cause.cost_ns)), len(figures)
+    return sorted(causes, key=lambda cause: -abs(cause.cost_ns)), len(figures), undecided
 
 
 CAPPED = 0.99

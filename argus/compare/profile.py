@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from argus.compare.distributions import with_distributions
+from argus.diagnose.read import queries
 from argus.diagnose.read.baseline import baseline_of
 from argus.diagnose.read.profile import Profile, class_name, read_profile, same_work
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.units import ranks_text
 from argus.store.open import Store
 from argus.store.reader import query_columns
+
+MOST_RANKS = 8
+"""Ranks of a finding that are named; more are rather all."""
 
 
 def read_side(store: Store, runs: Sequence[tuple[str, int]]) -> list[Profile]:
@@ -21,6 +26,23 @@ def read_side(store: Store, runs: Sequence[tuple[str, int]]) -> list[Profile]:
     """
     query = partial(query_columns, store)
     return [with_distributions(query, read_profile(query, job, run)) for job, run in runs]
+
+
+def stored_verdicts(store: Store, runs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """The newest stored verdict on each of some runs, in words that begin with the status; runs that were never
+    diagnosed are missing.
+
+    Raises:
+        ArgusError: The store cannot be asked.
+    """
+    found = {}
+    for job, run in runs:
+        rows = query_columns(store, queries.NEWEST_VERDICT, {"job": job, "run": run})
+        if len(rows["status"]):
+            status, kind, ranks = str(rows["status"][0]), str(rows["kind"][0]), rows["ranks"][0]
+            whom = f" of {ranks_text([int(rank) for rank in ranks])}" if 0 < len(ranks) <= MOST_RANKS else ""
+            found[job, run] = status + (f" ({kind.replace('_', ' ')}{whom})" if kind else "")
+    return found
 
 
 def baseline_side(store: Store, side: Sequence[Profile]) -> list[Profile]:

@@ -11,10 +11,11 @@ with 95 % certainty (two one-sided tests). What is left is ``inconclusive``.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from argus.compare.changes import CAPPED, LEAST_COST, Cause, confidence_of, find_causes
+from argus.compare.changes import CAPPED, GIVEN, LEAST_COST, Cause, confidence_of, find_causes
 from argus.compare.comparer import Side
 from argus.compare.workload import Workload, compare_workloads
 from argus.diagnose.read.environment import environment_changes
@@ -30,6 +31,10 @@ LEAST = 0.01
 MARGIN = 0.03
 """Share of the step time by which runs that are called the same may differ: three times what runs of a healthy cluster
 usually do."""
+PART = 0.1
+"""Part of a change without a cause that a figure must have to be mentioned."""
+NOT_HEALTHY = 8
+"""Verdicts on the runs that are noted at most."""
 EXIT_CODES = {"same": 0, "changed": 10, "inconclusive": 12}
 """As those of ``argus diagnose``: 10 there is something, 12 it cannot be decided."""
 
@@ -98,15 +103,25 @@ def _environment(before: Side, after: Side) -> list[Change] | None:
     return None if found is None else [Change(name=one.fact, before=one.before, after=one.after) for one in found]
 
 
-def compare(before: Side, after: Side) -> Comparison:
-    """Two sides of runs, at least one each."""
+def compare(before: Side, after: Side, verdicts: Mapping[tuple[str, int], str] | None = None) -> Comparison:
+    """Two sides of runs, at least one each.
+
+    Args:
+        before, after: The runs.
+        verdicts: What is stored of how they were, in words that begin with the status, by job and run.
+    """
+    verdicts = verdicts or {}
     step = difference([one.step for one in before], [one.step for one in after], spread=SPREAD)
     workload = compare_workloads(before, after)
-    causes, compared = find_causes(before, after, step.before, changed=_longer(step))
+    causes, compared, undecided = find_causes(before, after, step.before, changed=_longer(step))
     status, direction, reason, confidence = _status(step, causes, compared, workload)
+    hung = [one for one in after if verdicts.get((one.job, one.run), "").startswith("hung")]
+    if hung and status == "same":
+        status, confidence = "inconclusive", 0.0
+        reason = f"{_names(hung)} hung: until then {reason}"
     most = max(len(before), len(after))
     needed = None
-    if status == "inconclusive" and not workload.mixed:
+    if status == "inconclusive" and not workload.mixed and not hung:
         needed = max(runs_needed(step, MARGIN * step.before, most, LEVEL), 2)
         few = "at least " if needed >= 100 else ""
         reason += f"; {few}{needed} runs a side would decide, if they scatter as these do"
@@ -117,8 +132,40 @@ def compare(before: Side, after: Side) -> Comparison:
         interval_ns=[round(step.low, 1), round(step.high, 1)], workload=_workload(workload),
         causes=[_cause(one, step) for one in causes], environment=_environment(before, after),
         figures=compared, runs_needed=needed,
-        notes=_notes(before, after, step, workload),
+        notes=[
+            *_unexplained(status, causes, undecided, step, most), *_not_healthy(before, after, verdicts),
+            *_notes(before, after, step, workload),
+        ],
     )  # fmt: skip
+
+
+def _names(side: Side) -> str:
+    return ", ".join(f"{one.job}@{one.run}" for one in side)
+
+
+def _unexplained(status: Status, causes: list[Cause], undecided: list[Cause], step: Difference, runs: int) -> list[str]:
+    """What a change without a cause needs."""
+    if status != "changed" or any(cause.cost_ns for cause in causes):
+        return []
+    text = "no single figure changed by more than it varies between runs, so where the change comes from is not known"
+    likely = [one for one in undecided if one.cost_ns * step.change > 0 and abs(one.cost_ns) >= PART * abs(step.change)]
+    nearest = max(likely, key=lambda one: abs(one.cost_ns), default=None)
+    if nearest is None:
+        return [f"{text}: what would show it was not observed"]
+    name = f"{nearest.figure.kind.replace('_', ' ')} {nearest.figure.subject}".rstrip()
+    low, high = (duration(value, signed=True) for value in sorted((nearest.low_ns, nearest.high_ns)))
+    more = max(runs_needed(nearest.found, abs(nearest.found.change), runs, GIVEN), 3)
+    text += f"; the largest change is {name}, {duration(nearest.cost_ns, signed=True)} ({low} to {high})"
+    return [f"{text}: {more} runs a side would show it, if they scatter as these do"]
+
+
+def _not_healthy(before: Side, after: Side, verdicts: Mapping[tuple[str, int], str]) -> list[str]:
+    """What the runs' own verdicts say, of those that are not healthy."""
+    return [
+        f"the verdict on {one.job}@{one.run} is {text}"
+        for one in (*before, *after)
+        if (text := verdicts.get((one.job, one.run), "")) and not text.startswith(("healthy", "inconclusive"))
+    ][:NOT_HEALTHY]
 
 
 def _longer(step: Difference) -> bool:
@@ -184,7 +231,8 @@ def _cause(cause: Cause, step: Difference) -> CauseFacts:
 def _workload(workload: Workload) -> dict[str, Any]:
     scaling = workload.scaling
     return {
-        "same": workload.same, "differences": list(workload.differences), "unobserved": list(workload.unobserved),
+        "same": None if workload.unknown else workload.same,
+        "differences": list(workload.differences), "unobserved": list(workload.unobserved),
         "scaling": None if scaling is None else {
             "ranks": list(scaling.ranks), "work": round(scaling.work, 4), "efficiency": round(scaling.efficiency, 4),
             "weak": scaling.weak, "strong": scaling.strong,

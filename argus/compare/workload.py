@@ -59,6 +59,11 @@ class Workload:
     scaling: Scaling | None = None
     mixed: str = ""
 
+    @property
+    def unknown(self) -> bool:
+        """Nothing but the number of ranks was observed on both sides."""
+        return self.same and len(self.unobserved) == len(UNITS) + 1
+
 
 def compare_workloads(before: Side, after: Side) -> Workload:
     """Whether two sides run the same; kernels that few share are another program."""

@@ -79,7 +79,8 @@ class Profile:
         figures: ``idle`` (of the GPU), ``issue_latency`` (median of a step's kernels), ``void`` (a share),
             ``collections``, ``runqueue``, ``step_median`` and ``step_p99`` (of :data:`TAIL_STEPS` steps or more).
         latencies: Quantiles of the issue latency over ranks and steps.
-        computed: Computation of a rank, by host.
+        computed: Computation of a rank, by host. slowest: of the slowest rank of each host, and slowest_ranks: which
+            that is; empty: by an Argus that did not read it.
         environment: What most ranks ran on and with, by fact (``environment.Environment.typical``); empty:
             not known.
     """
@@ -102,6 +103,8 @@ class Profile:
     latencies: tuple[float, ...] = ()
     computed: dict[str, Mean] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    slowest: dict[str, Mean] = field(default_factory=dict)
+    slowest_ranks: dict[str, int] = field(default_factory=dict)
 
     def phase_ns(self, names: tuple[str, ...]) -> float:
         """Time in these phases."""
@@ -144,6 +147,7 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
     mesh = query(queries.RUN_MESH, params)
     durations = steps["duration_ns"][used].astype(np.float64)
     step = mean_of(durations)
+    slowest = query(queries.RUN_SLOWEST, params)
     return Profile(
         job, run, int(steps["ranks"].max()), int(size["world_size"][0]) if known else 0,
         tuple(sorted(map(str, size["hosts"][0]))) if known else (),
@@ -152,7 +156,8 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
         {name: value for name, value in work.items() if value > 0},
         step, phases, clock, kernels, transfers,
         _figures(query, params, numbers, step) | tail_figures(durations), latencies,
-        _by_host(query(queries.RUN_COMPUTE, params)), read_environment(query, job, run).typical(),
+        _by_host(query(queries.RUN_COMPUTE, params)), read_environment(query, job, run).typical(), _by_host(slowest),
+        dict(zip(map(str, slowest["host"]), map(int, slowest["rank"]), strict=True)),
     )  # fmt: skip
 
 
@@ -362,6 +367,8 @@ def from_text(text: str) -> Profile:
                 **raw, "hosts": tuple(raw["hosts"]), "step": Mean(**raw["step"]), "phases": means("phases"),
                 "kernels": kernels, "transfers": transfers, "figures": means("figures"),
                 "latencies": tuple(raw["latencies"]), "computed": means("computed"),
+                "slowest": means("slowest") if "slowest" in raw else {},
+                "slowest_ranks": {str(host): int(rank) for host, rank in raw.get("slowest_ranks", {}).items()},
             }
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as failure:

@@ -93,8 +93,7 @@ def test_runs_that_do_not_differ_are_hardly_ever_called_changed() -> None:
 def test_what_one_side_did_not_observe_is_not_compared() -> None:
     before, after = side(1), side(10, kernels={}, figures={}, clock="", computed={})
     after = [type(one)(**{**one.__dict__, "kernels": {}, "phases": {}, "transfers": {}}) for one in after]
-    causes, compared = find_causes(before, after, 39 * MS)
-    assert (causes, compared) == ([], 0)
+    assert find_causes(before, after, 39 * MS) == ([], 0, [])
 
 
 def test_a_swapped_host_is_named_with_the_one_it_came_for() -> None:
@@ -102,6 +101,31 @@ def test_a_swapped_host_is_named_with_the_one_it_came_for() -> None:
     text = compare(side(1), after)["causes"][0]["text"]
     assert "spare" in text
     assert "node1 instead" in text
+
+
+def test_a_slow_rank_is_named_and_explains_the_waiting_of_the_others() -> None:
+    """One GPU of a host of eight: on average its ranks compute hardly longer."""
+    slow = {"node0": Mean(31 * MS, 1e3), "node1": Mean(55 * MS, 1e3)}
+    before = side(
+        1, slowest={"node0": Mean(31 * MS, 1e3), "node1": Mean(31 * MS, 1e3)}, slowest_ranks={"node0": 2, "node1": 5}
+    )
+    different = {
+        "slowest": slow,
+        "slowest_ranks": {"node0": 1, "node1": 6},
+        "phases": {"all_reduce": 21.0, "forward": 3.0},
+        "computed": {"node0": Mean(31 * MS, 1e3), "node1": Mean(34 * MS, 1e3)},
+    }
+    (first, *others) = compare(before, [changed(10 + place, different) for place in range(3)])["causes"]
+    assert (first["kind"], first["subject"]) == ("host", "node1")
+    assert first["cost_ns"] == pytest.approx(24 * MS, rel=0.02)
+    assert "most of all rank 6" in first["text"]
+    assert all(one["cost_ns"] < 2 * MS for one in others)
+    # A baseline that an older Argus kept has only the mean of a host's ranks.
+    (first, *_) = compare(
+        side(1), [changed(10 + place, {**different, "phases": {"all_reduce": 3.0}}) for place in range(3)]
+    )["causes"]
+    assert first["subject"] == "node1"
+    assert first["cost_ns"] == pytest.approx(2.9 * MS, rel=0.1)
 
 
 def test_what_a_slow_kernel_explains_is_no_cause_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ from argus.compare.changes import ASSUMED
 from argus.compare.comparers.order import KINDS
 from argus.compare.verdict import compare, schema, to_json
 from argus.compare.workload import compare_workloads
+from argus.diagnose.read.profile import Profile
 from argus.diagnose.variation import Mean
 from tests.builders.profiles import MS, profile, side
 
@@ -48,6 +50,54 @@ def test_one_run_a_side_says_that_it_assumes_how_much_runs_differ() -> None:
 def test_a_step_that_is_longer_for_no_known_cause_is_changed() -> None:
     found = compare(side(1), side(10, step_ms=4.0))
     assert (found["status"], found["direction"], found["causes"]) == ("changed", "slower", [])
+    assert found["notes"] == [
+        "no single figure changed by more than it varies between runs, so where the change comes from is not known: "
+        "what would show it was not observed"
+    ]
+
+
+def test_a_change_whose_cause_varies_too_much_names_the_nearest_and_how_many_runs_would_do() -> None:
+    before = side(1)
+    before = [
+        replace(one, phases={"forward": Mean((10 + 6 * place) * MS)}, kernels={}) for place, one in enumerate(before)
+    ]
+    after = [
+        replace(one, phases={"forward": Mean((14 + 6 * place) * MS)}, kernels={})
+        for place, one in enumerate(side(10, step_ms=4.0))
+    ]
+    found = compare(before, after)
+    assert (found["status"], found["causes"]) == ("changed", [])
+    note = found["notes"][0]
+    assert "the largest change is phase forward, +4.00 ms (-9.60 ms to +17.6 ms)" in note
+    assert "runs a side would show it" in note
+
+
+def test_one_run_against_three_has_causes() -> None:
+    """Three runs that differ by 1 %: of them alone it is not known what the fourth's phases may scatter by."""
+    for seed in range(8):
+        found = compare(side(1, spread=0.01, seed=seed), side(10, 1, spread=0.01, seed=seed, phases={"forward": 4.0}))
+        assert found["status"] == "changed"
+        assert found["causes"][0]["subject"] == "forward"
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("hung (hang of rank 1)", "inconclusive"), ("healthy", "same")])
+def test_a_run_that_hung_is_not_the_same(verdict: str, status: str) -> None:
+    found = compare(side(1), side(10), {("llama", 11): verdict})
+    assert found["status"] == status
+    assert ("llama@11 hung: until then the step time differs by" in found["reason"]) is (status != "same")
+    assert ("the verdict on llama@11 is hung (hang of rank 1)" in found["notes"]) is (status != "same")
+    jsonschema.validate(json.loads(to_json(found)), schema())
+
+
+def test_a_workload_of_which_nothing_was_observed_is_not_the_same() -> None:
+    def bare(first: int) -> list[Profile]:
+        return [replace(one, mesh={}, work={}, kernels={}) for one in side(first)]
+
+    found = compare(bare(1), bare(10))
+    assert found["workload"]["same"] is None
+    assert "  workload  not known: only the number of ranks was observed on both sides" in list(lines_of(found))
+    jsonschema.validate(json.loads(to_json(found)), schema())
+    assert compare(bare(1), side(10))["workload"]["same"] is None
 
 
 @pytest.mark.parametrize(

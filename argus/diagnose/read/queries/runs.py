@@ -51,6 +51,29 @@ WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} 
 GROUP BY host, batch ORDER BY host, batch
 """
 
+RUN_SLOWEST = """
+SELECT host, rank, intDiv((step - {first:UInt32}) * {batches:UInt32}, {last:UInt32} - {first:UInt32} + 1) AS batch,
+       avg(compute_ns) AS compute_ns
+FROM gpu_steps
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32} AND (host, rank) IN
+(
+  SELECT host, argMax(rank, took) FROM
+  (
+    SELECT host, rank, quantileExact(0.5)(compute_ns) AS took FROM gpu_steps
+    WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+    GROUP BY host, rank
+  )
+  GROUP BY host
+)
+GROUP BY host, rank, batch ORDER BY host, batch
+"""
+"""What the slowest rank of each host computes."""
+
+NEWEST_VERDICT = """
+SELECT status, kind, ranks FROM findings WHERE job = {job:String} AND run = {run:UInt32}
+ORDER BY created DESC, share DESC LIMIT 1
+"""
+
 RUN_TRANSFERS = """
 SELECT dimension, op, step, avg(group_ns) AS transfer_ns, avg(group_bytes) AS bytes
 FROM
