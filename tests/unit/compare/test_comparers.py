@@ -128,6 +128,20 @@ def test_a_slow_rank_is_named_and_explains_the_waiting_of_the_others() -> None:
     assert first["cost_ns"] == pytest.approx(2.9 * MS, rel=0.1)
 
 
+def test_a_slow_rank_of_the_only_host_is_named() -> None:
+    def of_one(slowest_ms: float) -> dict[str, Any]:
+        return {"computed": {"node0": Mean(31 * MS, 1e3)}, "slowest": {"node0": Mean(slowest_ms * MS, 1e3)},
+                "slowest_ranks": {"node0": 3}, "hosts": ("node0",)}  # fmt: skip
+
+    different = {**of_one(54.0), "phases": {"all_reduce": 20.0}}
+    (first, *others) = compare(side(1, **of_one(31.5)), [changed(10 + place, different) for place in range(3)])[
+        "causes"
+    ]
+    assert (first["kind"], first["subject"], others) == ("host", "node0", [])
+    assert first["cost_ns"] == pytest.approx(22.5 * MS, rel=0.02)
+    assert "compute longer than the others on it; most of all rank 3" in first["text"]
+
+
 def test_what_a_slow_kernel_explains_is_no_cause_of_its_own() -> None:
     after = [changed(10 + place, CHANGES["kernels"][2]) for place in range(3)]
     assert [one["kind"] for one in compare(side(1), after)["causes"]] == ["kernel"]
