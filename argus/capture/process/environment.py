@@ -50,6 +50,7 @@ _BY_PACKAGE = {
     "cudnn.version": ("/nvidia/cudnn/lib/", re.compile(r"nvidia_cudnn_cu\d+-([\w.+]{1,40})\.dist-info")),
 }
 """Versions that names of Python packages have, which lie two folders above a mapped file's."""
+_INTERPRETER = re.compile(r"(?:python|pypy|bash|dash|sh|zsh|perl|ruby|node)[\d.]*t?$")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
 _GIT_DIR = re.compile(r"gitdir: ([^\0\n]{1,4000})\n?")
@@ -267,14 +268,17 @@ def _git_folders(root: int, git: str) -> tuple[str, str]:
 
 
 def _folders(pid: int) -> list[str]:
-    """Where its program may lie: the folder of the script that its command line names, and where it works."""
+    """Where its program may lie: the folder of the script that its command line names, where it works, and the folder
+    of a program that is no interpreter."""
     progress.memory()
     words = _begin(pid, "cmdline", 65536).split(b"\0")
     progress.clear()
     works = os.readlink(PROC / str(pid) / "cwd")
     script = next((os.fsdecode(word) for word in words[:64] if word.endswith((b".py", b".sh"))), None)
     folders = [] if script is None else [posixpath.dirname(posixpath.normpath(posixpath.join(works, script)))]
-    return list(dict.fromkeys(folder for folder in [*folders, works] if folder.startswith("/")))
+    program = os.readlink(PROC / str(pid) / "exe")
+    own = [] if _INTERPRETER.match(posixpath.basename(program)) else [posixpath.dirname(program)]
+    return list(dict.fromkeys(folder for folder in [*folders, works, *own] if folder.startswith("/")))
 
 
 def _begin(pid: int, name: str, size: int) -> bytes:

@@ -81,6 +81,21 @@ def test_settings_are_stored_and_secrets_are_not(process: Callable[..., Path]) -
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("program", "is_known"), [("/repo/build/train", True), ("/repo/.venv/bin/python3.13t", False)])
+def test_the_commit_of_a_compiled_program(
+    process: Callable[..., Path], tmp_path: Path, program: str, is_known: bool
+) -> None:
+    """Wherever it was started; an interpreter's own folder is not the program's."""
+    git = process(command="train\0--steps\0" + "9\0") / "repo" / ".git"
+    for name, target in (("cwd", "/tmp"), ("exe", program)):
+        link = tmp_path / "proc" / str(PID) / name
+        link.unlink()
+        link.symlink_to(target)
+    git.mkdir(parents=True)
+    (git / "HEAD").write_text(f"{COMMIT}\n")
+    assert ("git.commit" in process_facts(PID)) is is_known
+
+
 @pytest.mark.parametrize("how", ["detached", "loose", "packed"])
 def test_the_commit_of_the_program_s_folder(process: Callable[..., Path], how: str) -> None:
     root = process(command="python\0/repo/src/deep/train.py\0")
