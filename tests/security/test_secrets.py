@@ -146,7 +146,85 @@ LEAKS = (
     f"docker exec -i db mysql -p{SECRET}",
     f"cat x | mysql -p{SECRET}",
     f"unzip -P {SECRET} data.zip",
+    f"t2.sh --env=WANDB_API_KEY={SECRET}",
+    f"srun --export=ALL,WANDB_API_KEY={SECRET},LANG=C t2.sh",
+    f"helm install --set=auth.password={SECRET} x",
+    f"helm install --set auth.password={SECRET},auth.user=x x",
+    f"docker build --build-arg=HF_TOKEN={SECRET} .",
+    f"docker run -eHF_TOKEN={SECRET} image",
+    f"java -DAPI_KEY={SECRET} -jar x",
+    f"load --header=X-Api-Key:{SECRET}",
+    f"curl -H X-Api-Key: {SECRET} https://host/",
+    f"curl -H Authorization: Bearer {SECRET}",
+    f"curl -HPrivate-Token:{SECRET} https://host/",
+    f"load --opts=token:{SECRET}",
+    f"load --opts=a:1,token:{SECRET},b:2",
+    f"load token:{SECRET}",
+    f"load --pw {SECRET}",
+    f"load --pw={SECRET}",
+    f"load -u bob:{SECRET}",
+    f"load --user=bob:{SECRET}",
+    f'load {{"password":"{SECRET}"}}',
+    f'load {{"a": 1, "password": "{SECRET}"}}',
+    f"load {{'api_keys':['{SECRET}','{SECRET}']}}",
+    f"pip install git+https://{SECRET}@host/org/repo",
+    f"git clone https://{SECRET}@host/org/repo",
+    f"git clone https://user:p@{SECRET}@host/org/repo",
+    f"git clone https://user:p#{SECRET}@host/org/repo",
+    f"git clone https://user:p?'{SECRET}@host/org/repo",
+    f"get https://host/cb?code={SECRET}",
+    f"get https://host/blob?a=1&sig={SECRET}&b=2",
+    f"get https://host/cb#access_token={SECRET}",
+    f"env TORCH_HUB_PW={SECRET} NCCL_NET_CRED={SECRET} MYSQL_PWD={SECRET} DB_PWD=/{SECRET} x",
+    f"load --pwd {SECRET} --passphrase={SECRET} --credentials={SECRET} --signature {SECRET}",
+    f"load --dsn=Server=h;Pwd={SECRET};Database=x",
 )
+HARMLESS = (
+    # Megatron-LM
+    "pretrain_gpt.py --num-query-groups 8 --kv-channels 128 --qk-layernorm --group-query-attention",
+    "--moe-token-dispatcher-type alltoall --moe-token-drop-policy probs --moe-expert-capacity-factor 1.0",
+    "--moe-permute-fusion --calculate-per-token-loss --tokenizer-type HuggingFaceTokenizer --tokenizer-model /t/x",
+    "--tokenizer-model=/data/tokenizer.model --null-tokenizer --json-keys text --vocab-size=50257",
+    "--no-masked-softmax-fusion --attention-softmax-in-fp32 --use-mcore-models --train-samples 300",
+    "--data-path 0.5 /data/a_text_document 0.5 /data/b_text_document --split 99,1,0 --seq-length=4096",
+    # torchrun, Slurm, containers
+    "torchrun --nnodes=1:4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:29500 --rdzv-id=job7 train.py",
+    "torchrun --rdzv-conf=timeout=900,read_timeout=60 --master-addr=10.0.0.1 --log-dir=/tmp/x train.py",
+    "srun --export=ALL,NCCL_DEBUG=INFO,LANG=C --signal=B:USR1@60 --container-image=docker://nvcr.io/nvidia/pytorch:24.05",
+    "sbatch --nodes=2 --gres=gpu:8 --time=1:00:00 --mail-user=me@example.org run.sh",
+    "docker run --user 1000:1000 -u root:root -v secrets:/run/secrets -v /data:/data:ro -p 8080:80 image:latest",
+    "docker run -e NCCL_IB_PKEY=0 -e UCX_IB_PKEY=0x7fff --ulimit=memlock=-1:-1 auth:8080 img@sha256:0a1b",
+    "singularity exec --pwd /workspace --pwd=/work --bind=/a:/b image.sif env PWD=/work OLDPWD=/home",
+    # NCCL and others by the environment
+    "env NCCL_SOCKET_IFNAME=eth0 NCCL_IB_HCA=mlx5_0:1,mlx5_1:1 NCCL_NET_GDR_LEVEL=PHB NCCL_ALGO=allreduce:ring",
+    "env TOKENIZERS_PARALLELISM=false HF_HOME=/hf TORCH_NCCL_ASYNC_ERROR_HANDLING=1 PYTORCH_CUDA_ALLOC_CONF=a:1",
+    # DeepSpeed
+    "deepspeed --hostfile=/job/hostfile --include=node1:0,1@node2:2 train.py --deepspeed_config=ds.json",
+    '--deepspeed {"train_batch_size":8,"zero_optimization":{"stage":3}}',
+    "--gradient_clipping=1.0 --zero-stage 3 --offload-optimizer --monkey=1 --keyframes=3 --key-dim=3 --keyboard=x",
+    # vLLM
+    "vllm serve m --max-num-batched-tokens 8192 --max-num-seqs=256 --kv-cache-dtype=fp8 --tokenizer-mode=auto",
+    '--kv-cache-key x --num_key_value_heads=8 --max-tokens 4096 --kv-transfer-config={"kv_rank":0}',
+    '--limit-mm-per-prompt={"image":2} --speculative-config {"num_speculative_tokens":5}',
+    "--tokenizer=meta-llama/Llama-3-8B --served-model-name=x --disable-log-requests --skip-tokenizer-init",
+    '--hf-overrides={"num_key_value_heads":8} --max-logprobs=5 --image-token-id=32000 --port=8000',
+    # Hugging Face, verl and others
+    "--use_auth_token True --token=None --push_to_hub False --hub_strategy=every_save --pad_token=<pad> --bos-token 1",
+    "model.num_key_value_heads=8 data.tokens_per_step=4096 tokens_per_step=4096 model.tokenizer.path=/t",
+    "data.prompt_key=prompt data.reward_fn_key=data_source data.image_key=images --input_key q --label_key answer",
+    "--lora_target=q_proj,k_proj --target_modules query_key_value --key-padding-mask --decoder_start_token_id=0",
+    "--add_special_tokens=False --max_new_tokens=64 --suppress_tokens=1,2 --n-tokens 3 --eod-token=0",
+    "+trainer.devices=8 ++model.kv_channels=64 ~model.bias trainer.precision=bf16-mixed hydra.run.dir=/x",
+    "--no-auth train.py --auth-type basic --auth_mode=none --author=me --authors x --signal=TERM --design=3 --sigma=2",
+    "--first-pass 3 --bypass=1 --forward-pass=2 --compass north --passes=3 --password-less-count --encompass x",
+    "--passage-len=3 --credits=4 --cookiecutter x --secondary=1 --token-level-loss 1 --key-bias=0 --turkey 1",
+    # addresses
+    "git clone ssh://git@github.com/org/repo git@github.com:org/repo abfss://data@account.dfs.core.windows.net/x",
+    "python x --store clickhouse://argus@db/argus --data s3://bucket/key=1/x hdfs://user@nn/x https://host:8080/a@b",
+    "get https://host/x?step=3&page=2#top tcp://10.0.0.1:29500 --metrics=http://127.0.0.1:8000/metrics",
+    "uvicorn app.auth:app --host 0.0.0.0 --latency-key latency_ms x::token::y --sort=key:asc",
+)
+"""Words of real launchers and trainers, which tell what ran."""
 STAYS = (
     "train.py --num-tokens 100 --max_new_tokens=5 --pad-token-id 3 --tokenizer-path /t --vocab.unk_token=x",
     "train.py --tensor-model-parallel-size 4 --key-dim 3 --kv-key-heads=2 --keep-best 3 --author me --monkey 1",
@@ -155,6 +233,7 @@ STAYS = (
     "docker run -p 8080:80 image",
     "mysql -P 3306 -u root db; python train.py -p 4",
     "curl -s https://host/ | python train.py -u 5",
+    *HARMLESS,
 )
 
 
@@ -170,6 +249,44 @@ def test_secrets_in_command_lines_are_replaced(line: str) -> None:
 @pytest.mark.parametrize("line", STAYS)
 def test_options_of_training_stay(line: str) -> None:
     assert redact.command_line(line.split()) == line
+    assert redact.in_text(line) == line
+
+
+@pytest.mark.parametrize(
+    ("word", "clean"),
+    [
+        (f'{{"user": "x", "password": "two {SECRET}", "n": 3}}', '{"user": "x", "password": "***", "n": 3}'),
+        (f'{{"x": "{{\\"password\\": \\"{SECRET} y\\"}}"}}', '{"x": "{\\"password\\": \\"***\\"}"}'),
+        (f'{{"password": "a\\"{SECRET}"}}', '{"password": "***"}'),
+        (f'{{"tokens": 5, "api_keys": ["{SECRET}", "x"], "b": 2}}', '{"tokens": 5, "api_keys": [***], "b": 2}'),
+        (f"{{'pw': '{SECRET}', 'c': None}}", "{'pw': '***', 'c': None}"),
+        (f"--header=X-Api-Key: two {SECRET}", "--header=X-Api-Key: ***"),
+        (f"Authorization: Token {SECRET}", "Authorization: ***"),
+        (f"Cookie: a={SECRET}; b={SECRET}", "Cookie: ***"),
+        (f"curl -H 'Authorization: Own {SECRET}' https://h", "curl -H 'Authorization: ***' https://h"),
+        (f"x --set='db.password={SECRET}' --lr 1", "x --set='db.password=***' --lr 1"),
+        (f"cd x && DB_PW='two {SECRET}' run --lr 1", "cd x && DB_PW='***' run --lr 1"),
+        (f'os.environ["HF_TOKEN"] = "{SECRET}"; x = 1', 'os.environ["HF_TOKEN"] = "***"; x = 1'),
+        (f"lr: 1\npassword: {SECRET}\nsteps: 3", "lr: 1\npassword: ***\nsteps: 3"),
+        (f"lr = 1\npassword = {SECRET}\nsteps = 3", "lr = 1\npassword = ***\nsteps = 3"),
+        (f"--password=two {SECRET}", "--password=***"),
+        (f"--export=A_KEY={SECRET},B=1,C_TOKEN={SECRET}", "--export=A_KEY=***,B=1,C_TOKEN=***"),
+        (f"https://{SECRET}@h/a?x=1&code={SECRET}&y=2", "https://***@h/a?x=1&code=***&y=2"),
+        ("sorted(x, key=lambda one: one.y)", "sorted(x, key=lambda one: one.y)"),
+        ("def f(token: str, key: int, x)", "def f(token: str, key: int, x)"),
+        ("num_key_value_heads: 8, max_tokens: 5, tokenizer: x", "num_key_value_heads: 8, max_tokens: 5, tokenizer: x"),
+    ],
+)
+def test_secrets_within_a_word_are_replaced_and_nothing_else(word: str, clean: str) -> None:
+    assert redact.redacted(["x", word]) == ["x", clean]
+    assert redact.redacted(["x", clean]) == ["x", clean], "what was replaced stays so"
+
+
+@pytest.mark.parametrize("line", LEAKS)
+def test_what_was_replaced_stays_so(line: str) -> None:
+    once = redact.redacted(line.split())
+    assert redact.redacted(once) == once
+    assert redact.in_text(redact.in_text(line)) == redact.in_text(line)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +305,18 @@ def test_a_hostile_command_line_costs_little() -> None:
         for word in ([piece * 500_000], ["--" + piece * 100_000 + "=x"], [piece] * 100_000):
             assert len(redact.command_line(word)) <= redact.MAX_CHARS
     assert time.process_time() - begun < 20
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["key=", "token: ", "password", "a.", "\"key\":\"", "key:[", "k=v,", ",,", "}", "'", "\\", "://", "a://b", "x@",
+     "?code=", "://:", "@:", "-u a:b ", "key={", "--pw=x,", "token=a&", "key-", "lambda ", "key \t", "Key", "bearer "],
+)  # fmt: skip
+def test_a_megabyte_costs_less_than_a_second(piece: str) -> None:
+    for text in (piece * (1_000_000 // len(piece)), "password=" + piece * (1_000_000 // len(piece)) + "!"):
+        begun = time.process_time()
+        redact.redacted([text])
+        assert time.process_time() - begun < 1
 
 
 @pytest.mark.kernel

@@ -142,13 +142,19 @@ def check(plan: Plan) -> Plan:
     for arm in plan.arms:
         if not re.fullmatch(r"[\w.=+,:@ -]{0,80}", arm.name):
             raise _wrong(f"'{arm.name}' cannot name an arm", "Use letters, digits and . = + - _")
+        if redacted([arm.name]) != [arm.name]:
+            raise _wrong("the name of an arm holds what looks like a secret", "Write NAME=VARIABLE=VALUE")
         for variable, value in arm.environment:
+            if REDACTED in value:
+                raise _wrong(
+                    f"arm {arm.name} has {REDACTED} where a secret was left out", "Write it again, with the secret"
+                )
             if not re.fullmatch(r"[A-Za-z_]\w*", variable) or "\0" in value:
                 raise _wrong(f"'{variable}' of arm {arm.name} cannot be a variable", "Write NAME=VARIABLE=VALUE")
     for words in (plan.command, plan.server.command if plan.server else ()):
         if any("\0" in word for word in words):
             raise _wrong("the command holds a zero byte", "Arguments of programs cannot contain one")
-        if REDACTED in words or any(word.endswith(f"={REDACTED}") for word in words):
+        if any(REDACTED in word for word in words):
             raise _wrong(f"the command has {REDACTED} where a secret was left out", "Write it again, with the secret")
     if not plan.trace.isprintable() or len(plan.trace) > LONGEST_JOB or "@" in plan.trace:
         raise _wrong("the job's name cannot be used", "Give --job another, without @")
@@ -184,7 +190,8 @@ def _check_readings(readings: Readings) -> None:
 
 def parse_arm(text: str) -> Arm:
     """``NAME=VARIABLE=VALUE[,VARIABLE=VALUE]…``; an equals sign may be part of the name of an arm that sets nothing
-    else: ``workers=8`` is the arm ``workers=8`` with that variable.
+    else: ``workers=8`` is the arm ``workers=8`` with that variable. Where the value looks like a secret, the arm has
+    the variable's name alone.
 
     Raises:
         ArgusError: It is not of that form.
@@ -194,7 +201,7 @@ def parse_arm(text: str) -> Arm:
     if sign and name and all(equals and variable for variable, equals, _ in pairs):
         return Arm(name, tuple((variable, value) for variable, _, value in pairs))
     if sign and name and len(pairs) == 1 and re.fullmatch(r"[A-Za-z_]\w*", name):
-        return Arm(text, ((name, rest),))
+        return Arm(text if redacted([text]) == [text] else name, ((name, rest),))
     if not sign and name:
         return Arm(name)
     hint = "Write VARIABLE=VALUE or NAME=VARIABLE=VALUE, such as fast=OMP_NUM_THREADS=8"
@@ -301,7 +308,7 @@ def to_document(plan: Plan) -> dict[str, Any]:
         "warmup": plan.warmup,
         "arms": {
             arm.name: dict(
-                word.split("=", 1) for word in redacted([f"{key}={value}" for key, value in arm.environment])
+                redacted([f"{key}={value}"])[0].split("=", 1) for key, value in arm.environment
             )
             for arm in plan.arms
             if arm.name or len(plan.arms) > 1

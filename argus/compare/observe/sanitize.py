@@ -14,7 +14,7 @@ from argus.compare.observe.evaluate import metrics_of
 from argus.compare.observe.plan import from_document, to_yaml
 from argus.compare.observe.report import report_of
 from argus.compare.observe.series import arm_numbers
-from argus.system.redact import REDACTED, redacted
+from argus.system.redact import REDACTED, in_text, redacted
 
 _HOME = re.compile(r"(?<![\w.-])(?:/(?:home|Users|export/home|usr/home)/[^/\s:'\",;()\[\]]+|/root(?![\w.-]))")
 _TILDE = re.compile(r"(?<![\w~/])~[A-Za-z_][\w.-]*")
@@ -49,7 +49,7 @@ class Sanitizer:
 
     def text(self, text: str, *, assignments: bool = True) -> str:
         """A text without all of that. ``assignments``: whether NAME=VALUE loses its value."""
-        text = " ".join(redacted(text.split(" "))) if text else text
+        text = in_text(text)
         if assignments:
             text = _ASSIGNMENT.sub(rf"\1={REDACTED}", text)
         for name, instead in self._names:

@@ -18,6 +18,7 @@ def seeds() -> list[bytes]:
         b"sh\0-c\0HF_TOKEN=hf_0123456789012345678901 python train.py --password X https://u:p@host/?sig=abc",
         b"mysql\0-u\0root\0-psecret\0-h\0db",
         b"curl\0-H\0Authorization: Bearer abcdefghijkl\0-u\0user:password\0https://host",
+        b't2.sh\0--export=ALL,A_KEY=X\0{"password": "X"}\0--header=X-Api-Key: X\0-u\0bob:X\0git+https://X@host',
         b"/opt/py/bin/python3\0-m\0torch.distributed.run\0/home/alice/train.py",
     ]
 

@@ -10,9 +10,14 @@ def test_settings_are_stored_and_nothing_else() -> None:
         [
             ("NCCL_ALGO", "Ring"), ("HOME", "/root"), ("", "x"), ("NCCL_TEXT", "a\nb"), ("NCCL_" + "A" * 9000, "1"),
             ("AWS_SECRET_ACCESS_KEY", "hunter2"), ("NCCL_AUTH_TOKEN", "hunter2"), ("CUDA_PROXY", "http://u:hunter2@p:1"),
+            ("TORCH_HUB_PW", "hunter2"), ("NCCL_NET_CRED", "hunter2"), ("NCCL_IB_PKEY", "7"),
+            ("UCX_OPTS", "a=1,pw=hunter2"),
         ]
     )  # fmt: skip
-    assert facts == {"env.NCCL_ALGO": "Ring", "env.NCCL_AUTH_TOKEN": "***", "env.CUDA_PROXY": "http://u:***@p:1"}
+    assert facts == {
+        "env.NCCL_ALGO": "Ring", "env.NCCL_AUTH_TOKEN": "***", "env.CUDA_PROXY": "http://u:***@p:1",
+        "env.TORCH_HUB_PW": "***", "env.NCCL_NET_CRED": "***", "env.NCCL_IB_PKEY": "7", "env.UCX_OPTS": "a=1,pw=***",
+    }  # fmt: skip
 
 
 def test_the_image_is_what_a_variable_of_the_container_names() -> None:

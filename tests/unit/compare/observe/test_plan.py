@@ -45,6 +45,8 @@ def test_every_block_has_each_arm_once_in_an_order_that_the_seed_gives() -> None
         ("workers=8", Arm("workers=8", (("workers", "8"),))),
         ("empty=A=", Arm("empty", (("A", ""),))),
         ("plain", Arm("plain")),
+        ("MY_PW=hunter2", Arm("MY_PW", (("MY_PW", "hunter2"),))),
+        ("a=MY_PW=hunter2", Arm("a", (("MY_PW", "hunter2"),))),
     ],
 )
 def test_arms(text: str, arm: Arm) -> None:
@@ -113,6 +115,9 @@ def test_a_file_that_cannot_be_used_is_one_line(text: str, message: str) -> None
         ({"command": ()}, "no command"),
         ({"command": ("a\0",)}, "zero byte"),
         ({"command": ("x", "--token", "***")}, "a secret was left out"),
+        ({"command": ("x", '{"password": "***"}')}, "a secret was left out"),
+        ({"arms": (Arm("a", (("HF_TOKEN", "***"),)),)}, "a secret was left out"),
+        ({"arms": (Arm("HF_TOKEN=hunter2", (("HF_TOKEN", "hunter2"),)),)}, "holds what looks like a secret"),
         ({"repeat": 0}, "repeat must be"),
         ({"repeat": 9000, "arms": ARMS}, "more than 10,000 runs"),
         ({"timeout_s": 0.0}, "timeout must be"),
@@ -139,6 +144,20 @@ def test_secrets_are_not_written() -> None:
     text = to_yaml(to_document(plan))
     assert "abc123" not in text
     assert "hunter2" not in text
+
+
+def test_secrets_within_words_are_not_written() -> None:
+    words = (
+        "--env=A_TOKEN=hunter2", "--export=ALL,B_KEY=hunter2", '{"password": "hunter2"}', "--set=auth.password=hunter2",
+        "--header=X-Api-Key: hunter2", "-H", "Authorization: Own hunter2", "--opts=token:hunter2", "--pw", "hunter2",
+        "-u", "bob:hunter2", "git+https://hunter2@host/x", "https://h/?code=hunter2", "--steps=5",
+    )  # fmt: skip
+    arms = (parse_arm("MY_PW=hunter2"), Arm("b", (("MODE", "token:"), ("C_CRED", "hunter2"))))
+    plan = Plan(("x", *words), arms=arms, server=Server(("serve", *words)))
+    document = to_document(check(plan))
+    assert "hunter2" not in to_yaml(document)
+    assert document["command"][-1] == "--steps=5"
+    assert document["arms"] == {"MY_PW": {"MY_PW": "***"}, "b": {"MODE": "token:", "C_CRED": "***"}}
 
 
 def test_a_command_is_split_as_a_shell_does() -> None:

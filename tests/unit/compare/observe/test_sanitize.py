@@ -47,6 +47,10 @@ SANITIZER = Sanitizer(["alice", "bob"], ["node7.example.org", "head"], ["/home/a
         ("--password hunter2 --api-key=abc", "--password *** --api-key=***"),
         ("https://u:pw@host.example/x?token=abc", "https://u:***@host.example/x?token=***"),
         ("key hf_abcdefghijklmnopqrstuvwx", "key ***"),
+        ('{"password": "two words", "n": 3}', '{"password": "***", "n": 3}'),
+        ("x --set=auth.password=abc --opts=token:abc", "x --set=auth.password=*** --opts=token:***"),
+        ("--header=X-Api-Key: abc", "--header=X-Api-Key: ***"),
+        ("x --pw abc -u carl:abc  git+https://abc@h/x", "x --pw *** -u carl:***  git+https://***@h/x"),
         ("", ""),
     ],
 )
