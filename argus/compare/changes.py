@@ -81,13 +81,10 @@ def find_causes(
         left = whole - explained if abs(explained) < abs(whole) else 0.0
         if figure.exposure and abs(left) < LEAST_COST * step_ns:
             continue
-        moved = left - whole
-        causes.append(
-            Cause(
-                figure, found, left, found.low * figure.exposure + moved, found.high * figure.exposure + moved,
-                confidence_of(found, len(figures)),
-            )
-        )  # fmt: skip
+        low_ns, high_ns = (bound * figure.exposure + left - whole for bound in (found.low, found.high))
+        if explained and low_ns <= 0 <= high_ns:
+            continue  # what is left of it may be chance
+        causes.append(Cause(figure, found, left, low_ns, high_ns, confidence_of(found, len(figures))))
     return sorted(causes, key=lambda cause: -abs(cause.cost_ns)), len(figures), undecided
 
 

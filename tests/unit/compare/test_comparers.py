@@ -147,6 +147,15 @@ def test_what_a_slow_kernel_explains_is_no_cause_of_its_own() -> None:
     assert [one["kind"] for one in compare(side(1), after)["causes"]] == ["kernel"]
 
 
+def test_what_is_left_of_a_phase_that_a_kernel_explains_may_be_chance() -> None:
+    """0.3 ms of 3.3, where runs differ by as much."""
+    different = {"kernels": {"attention": 3.0}, "phases": {"forward": 3.3}}
+    after = [replace(changed(10 + place, different), step=Mean(42.3 * MS)) for place in range(3)]
+    causes = compare(side(1, spread=0.015), after)["causes"]
+    assert [one["kind"] for one in causes] == ["kernel"]
+    assert all(min(one["interval_ns"]) > 0 or max(one["interval_ns"]) < 0 for one in causes)
+
+
 def test_hidden_transfers_cost_nothing() -> None:
     """Twice the time behind the backward pass makes no step longer."""
     causes = compare(side(1), side(10, transfers={"dp": 8.0}))["causes"]
