@@ -13,7 +13,7 @@ from argus.diagnose.causes.activity import activities, describe
 from argus.diagnose.iteration.hang import PLACES_S
 from argus.diagnose.iteration.regression import least_growth
 from argus.diagnose.ranks import links
-from argus.diagnose.ranks.lateness import find_episode
+from argus.diagnose.ranks.lateness import RECENT_STEPS, find_episode
 from argus.diagnose.ranks.layout import stages_alike, unknown_partners
 from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
@@ -27,6 +27,8 @@ WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
 """How many libraries with probes each rank has loaded."""
 NOTHING = "nothing to diagnose"
 """How the reason begins where a trace holds nothing that could be diagnosed."""
+EPISODE = 0.1
+"""Share by which steps must have taken longer for a while to be mentioned, as of a regression."""
 REFERENCES = 16
 """Processes of which it is asked what they do."""
 
@@ -104,11 +106,27 @@ def _of_healthy(case: Case, now_ns: float) -> str:
     inexact = across.trouble(case.threshold * now_ns) if across is not None else ""
     if inexact:
         agreement = f"by what their GPUs did all ranks are alike; {inexact}"
-    reason = _joined(notes.long_steps, notes.more_work, past) or agreement
+    longer, usual = _longer_for_a_while(case)
+    reason = _joined(notes.long_steps, notes.more_work, past or longer) or agreement
     if not case.asked.whole:
         return reason
-    small = _too_small(case.durations, logged.least if logged is not None else "")
+    small = _too_small(usual, logged.least if logged is not None else "")
     return _joined(reason, links.without_like(case), small)
+
+
+def _longer_for_a_while(case: Case) -> tuple[str, NDArray[np.float64]]:
+    """A clause on steps that took longer for a while, whoever it was, and no longer do, empty: none did; and the other
+    steps' times, ns."""
+    durations, numbers = case.durations, case.numbers
+    newest = float(np.median(durations[-RECENT_STEPS:]))
+    episode = find_episode(durations >= (1 + EPISODE) * newest, RECENT_STEPS)
+    if episode is None or episode[1] > len(durations) - RECENT_STEPS:
+        return "", durations
+    inside = slice(*episode)
+    took = float(np.median(durations[inside]))
+    begin, end = int(numbers[episode[0]]), int(numbers[episode[1] - 1])
+    text = f"steps {begin} to {end} took {duration(took)}, {took / newest:.2f}x what steps take since"
+    return f"{text}; who was behind that is not known", np.delete(durations, inside)
 
 
 def _too_small(durations: NDArray[np.float64], least: str) -> str:

@@ -85,6 +85,9 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
     latest = _latest(case, window, at) if often or not few or case.gpus is not None else None
     stalling = _stalling_rank(case, window, latest, at) if latest is not None and (often or not few) else None
     if stalling is None:
+        logged = case.notes.logged is not None and len(case.hosts) > 1
+        if logged and not few and not case.suspects and share >= FEW_COST * case.threshold:
+            return [_of_nobody(case, window, what)]
         if few:
             case.notes.long_steps = (
                 f"{what} of the time{_whose(window, latest)}: a checkpoint, an evaluation, or a stall"
@@ -211,6 +214,31 @@ def _latest(case: Case, window: _Window, at: dict[str, Any]) -> _Latest:
     # Whoever no GPU's own time names is one of those that came last in some step.
     many = len(np.unique(last["rank"]))
     return _Latest(by_step, many, False, "was the last to come in", runnable_sql(queries.LAST, at))
+
+
+def _of_nobody(case: Case, window: _Window, what: str) -> Suspect:
+    """Long steps of a training loop's own log that are no one rank's: the timers of all ranks were compared, and show
+    none."""
+    lost_ns = float(np.sum(window.extra_ns[window.stalled])) / len(window.numbers)
+    mean_ns = float(np.mean(window.durations))
+    text = f"{what} of the time; they are of several ranks by turns, or of all at once"
+    return Suspect(
+        kind="jitter",
+        ranks=[],
+        hosts=[],
+        since=int(window.numbers[np.argmax(window.stalled)]),
+        last=case.last,
+        lost_ns=lost_ns,
+        slowdown=mean_ns / (mean_ns - lost_ns),
+        confidence=0.7,
+        level="iteration",
+        evidence=[evidence(text, window.shown, {**case.params, "first": int(window.numbers[0])})],
+        action="Find out what all ranks share in those steps: the file system and the network that data come from, "
+        "evaluations, checkpoints, other jobs on the nodes.",
+        effect=lambda step: StepTime(
+            min(step.now_ns, window.newest_ns) + lost_ns, min(step.ideal_ns, mean_ns - lost_ns)
+        ),
+    )
 
 
 def _whose(window: _Window, latest: _Latest | None) -> str:

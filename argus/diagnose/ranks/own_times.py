@@ -42,6 +42,9 @@ TAKES = 0.2
 """A phase contains waiting if it takes up this share of what other ranks are late by."""
 ERRORS = 4.0
 """Standard errors by which that must be above 0."""
+WAITED = 0.5
+"""The phases called waiting or communication contain the wait for this share of what a phase is longer by, at least, if
+that phase is a rank's own time."""
 PRECISE = 0.1
 """Standard error of that share below which it is measured."""
 WANDERS = 5.0
@@ -165,8 +168,8 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
 
     A rank that loads its batch for 5 ms longer than the others waits 5 ms less for them: the slope of each phase on the
     ranks' own time on the host, over ranks and steps, shows what takes up the difference. Where no such phase is logged
-    or it hardly varies, it is whatever grows when the step of most ranks does. Where that shows nothing either, it is
-    computing. What is called waiting or communication is taken at its word.
+    or it hardly varies, it is whatever grows when the step of most ranks does, unless the others wait for it elsewhere.
+    Where that shows nothing either, it is computing. What is called waiting or communication is taken at its word.
     """
     host = [name for name in timers.phases if _is(name, LOADING + COLLECTING + ON_HOST)]
     rest = [name for name in timers.phases if name not in host]
@@ -178,6 +181,8 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
     for name in rest:
         # Neighbouring steps are compared: a fault that lasts is one long step among many.
         taken, error = _slope(np.diff(_centered(late), axis=1), -np.diff(_centered(timers.phases[name]), axis=1))
+        if error > PRECISE and name not in named and _is_waited_for(timers, name, named):
+            continue
         if error > PRECISE:
             taken, error = _slope(growth, np.diff(np.nanmedian(timers.phases[name], axis=0)))
         if taken >= TAKES and taken >= ERRORS * error:
@@ -186,6 +191,16 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
             guessed.append(name)
     waiting = waiting or guessed
     return tuple(sorted({*waiting, *named}))
+
+
+def _is_waited_for(timers: Timers, name: str, named: Sequence[str]) -> bool:
+    """Whether what a phase is longer by on one rank than on the others, these are longer by in the phases that are
+    called waiting or communication: then it is a rank's own time, however much all ranks have in common."""
+    if not named:
+        return False
+    waited = sum((timers.phases[each] for each in named), np.zeros_like(timers.step))
+    taken, error = _slope(np.diff(_centered(timers.phases[name]), axis=1), -np.diff(_centered(waited), axis=1))
+    return taken >= WAITED and error <= PRECISE
 
 
 def _centered(values: Float) -> Float:
@@ -245,7 +260,7 @@ def compare(timers: Timers, threshold: float) -> Comparison:
     ]
     taken = {place for one in slow for place in one.places}
     over = [one for one in over if not set(one.places) & taken] + _episodes(late, own, timers, threshold, taken)
-    slow += _spiky(late, own, timers, threshold, taken)
+    slow += _spiky(late, own, timers, threshold, taken, over)
     noise = _peer_scatter(late, wander, len(timers.steps) // 2)
     return Comparison(waits, own, tuple(slow), tuple(over), max(least, WANDERS * noise))
 
@@ -412,9 +427,11 @@ def _episodes(late: Float, own: Float, timers: Timers, threshold: float, taken: 
         seen = np.flatnonzero(np.isfinite(row))
         if place in taken or len(seen) < 2 * MIN_STEPS:
             continue
-        here = row[seen] - np.median(row[seen])
-        episode = find_episode(here >= max(least, WANDERS * _scatter(here)), LEAST_EPISODE)
-        if episode is None:
+        # As it is now: it may have been slow for longer than it has been well.
+        here = row[seen] - np.median(row[seen][-RECENT_STEPS:])
+        scatter = _scatter(np.diff(here)) / 2**0.5
+        episode = find_episode(here >= max(least, WANDERS * scatter), LEAST_EPISODE)
+        if episode is None or episode[1] == len(seen):
             continue
         first, end = int(seen[episode[0]]), int(seen[episode[1] - 1]) + 1
         lead = lead_of(own[:, first:end], (place,), sorted(taken))
@@ -426,9 +443,11 @@ def _episodes(late: Float, own: Float, timers: Timers, threshold: float, taken: 
     return sorted(episodes, key=lambda one: -one.cost_ns)
 
 
-def _spiky(late: Float, own: Float, timers: Timers, threshold: float, taken: set[int]) -> list[Slow]:
+def _spiky(
+    late: Float, own: Float, timers: Timers, threshold: float, taken: set[int], over: Sequence[Slow]
+) -> list[Slow]:
     """The rank that has most of the single long steps that are one rank's: more than turns would give it, at a cost
-    that counts, and still."""
+    that counts, and still. Steps of episodes (``over``) are no single ones."""
     count, steps = late.shape
     usual = np.nanmedian(late, axis=1, keepdims=True)
     scatter = max(_scatter(late - usual), 1.0)
@@ -449,6 +468,9 @@ def _spiky(late: Float, own: Float, timers: Timers, threshold: float, taken: set
     hit = np.isfinite(above) & (above >= limit) & (ahead >= np.maximum(limit, above) / 2) & ~many
     at = np.flatnonzero(hit)
     spikes[top[at], at], leads[top[at], at] = True, ahead[at]
+    for one in over:
+        for place in one.places:
+            spikes[place, one.since : one.until], leads[place, one.since : one.until] = False, 0.0
     hits = spikes.sum(axis=1)
     total = float(np.nansum(np.nanmedian(timers.step, axis=0)))
     place = int(np.argmax(leads.sum(axis=1)))

@@ -189,6 +189,39 @@ def test_a_log_is_diagnosed(tmp_path: Path, url: str, capsys: pytest.CaptureFixt
     assert "FROM phases" in one["evidence"][0]["sql"]
 
 
+def test_steps_that_were_longer_for_a_while_are_mentioned(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the recording: what is usual is what steps take since."""
+    log = make(LAYOUTS["wait inside compute"], steps=200, faults=(Fault("compute", None, 0.4, 0.25, 0.75),), seed=2)
+    pcsv.write_csv(table(log), tmp_path / "log.csv")
+    assert imported(url, tmp_path / "log.csv") == 0
+    found = verdict(url, capsys)
+    assert (found["status"], found["findings"]) == ("healthy", [])
+    assert "steps 50 to 149 took 1" in found["reason"]
+    assert float(found["reason"].split("x what steps take since")[0][-4:]) == pytest.approx(1.4, abs=0.03)
+    assert "newer half that are less than 10% longer" in found["reason"]
+
+
+@pytest.mark.parametrize(("share", "kinds"), [(0.2, ["jitter"]), (0.01, [])])
+def test_long_steps_by_turns_are_jitter_of_nobody(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], share: float, kinds: list[str]
+) -> None:
+    log = make(LAYOUTS["wait inside compute"], ranks=8, steps=200, spikes=0.0, seed=3)
+    rng = np.random.default_rng(4)
+    long = np.where(rng.random(200) < share, 80.0, 0.0)
+    whose = rng.integers(0, 8, 200)
+    late = long * (whose == np.arange(8)[:, None])
+    log.phases["data_loading"][:] += late
+    log.phases["compute"][:] += long - late
+    log.step[:] += long
+    pcsv.write_csv(table(log), tmp_path / "log.csv")
+    assert imported(url, tmp_path / "log.csv") == 0
+    found = verdict(url, capsys)
+    assert [(one["kind"], one["ranks"]) for one in found["findings"]] == [(kind, []) for kind in kinds]
+    assert all("several ranks by turns" in one["evidence"][0]["text"] for one in found["findings"])
+
+
 def test_all_slower_is_a_regression_of_nobody(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     fault = Fault("compute", None, 0.4)
     pq.write_table(table(make(LAYOUTS["wait inside compute"], faults=(fault,), seed=3)), tmp_path / "log.parquet")

@@ -45,6 +45,31 @@ def test_the_rank_that_waits_least_is_named_with_its_side(name: str, size: float
             assert "waits least" in one.evidence[0]["text"]
 
 
+def with_noise_for_all(common: float, seed: int, *late: tuple[int, int, int]) -> Log:
+    """Eight ranks of 300 steps of 68 ms, whose computing varies by a share for all at once and by half of it for each;
+    their loaders hardly vary, and they wait in communication. ``late``: ranks that compute for 30 ms longer from a step to
+    another one."""
+    rng = np.random.default_rng(seed)
+    compute = 60 * (1 + common * rng.standard_normal(300)) * (1 + common / 2 * rng.standard_normal((8, 300)))
+    for rank, first, last in late:
+        compute[rank, first:last] += 30
+    data = 2 * (1 + 0.1 * rng.standard_normal((8, 300)))
+    longest = (compute + data).max(axis=0)
+    communication = longest - compute - data + 3 * (1 + 0.02 * rng.standard_normal(300))
+    step = compute + data + communication + 5
+    return Log(step, {"data_loading": data, "compute": compute, "communication": communication})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_that_all_ranks_share_makes_no_timer_one_that_contains_waiting(seed: int) -> None:
+    """Batches of other lengths for all at once: computing is longer whenever steps are, by its own."""
+    for late, expected in ((((4, 150, 300),), [4]), ((), []), (((4, 0, 300),), [4])):
+        log = with_noise_for_all(0.05, seed, *late)
+        assert waiting_phases(phase_times.read_timers(*rows(log))) == ("communication",)
+        found = judged(log)[0]
+        assert [(one.kind, one.ranks) for one in found] == [("compute_straggler", expected)] * bool(expected)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_ranks_that_are_alike_are_not_blamed(name: str) -> None:
     layout = LAYOUTS[name]
@@ -99,6 +124,19 @@ def test_a_rank_that_recovered_is_mentioned_with_steps_and_cost() -> None:
     assert found[0] == []
     assert "rank 6 was slow in steps 120 to 128 (a step of up to 2." in found[1].note
     assert "which cost the others" in found[1].note
+
+
+def test_a_rank_that_was_slow_for_longer_than_it_has_been_well_is_mentioned() -> None:
+    log = make(LAYOUTS["wait timed"], faults=(Fault("fetch_batch", 6, 0.4, since=0.0, until=0.55),), spikes=0.0, seed=6)
+    found = judged(log)
+    assert found[0] == []
+    assert "rank 6 was slow in steps 0 to 164 (a step of up to 1." in found[1].note
+
+
+def test_episodes_are_no_single_long_steps() -> None:
+    found = judged(with_noise_for_all(0.01, 1, (2, 40, 80), (5, 150, 200)))
+    assert found[0] == []
+    assert found[1].note.count("and no longer is") == 2
 
 
 def test_two_slow_ranks_are_both_named() -> None:
