@@ -22,14 +22,12 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.units import span_ns
 
-MAX_SPAN_NS = 366 * 86400 * 10**9
 MAX_PID = 2**22
 """The kernel's PID_MAX_LIMIT on 64-bit machines."""
 LAST_STEP = 2**32 - 1
 """``iterations.step`` is a UInt32: the end of an open range."""
-_UNITS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(ms|[smhd])?")
 
 
 def parse_ranks(words: Iterable[str]) -> tuple[int, ...]:
@@ -96,9 +94,7 @@ def parse_span(word: str) -> int:
     Raises:
         ArgusError: The word is no span, is nothing, or is longer than a year.
     """
-    match = _SPAN.fullmatch(word)
-    ns = int(float(match[1]) * _UNITS[match[2] or "s"] * 1e9) if match else 0
-    if not 0 < ns <= MAX_SPAN_NS:
+    if (ns := span_ns(word)) is None:
         raise ArgusError(f"'{word}' is no span of time", "Write 30s, 500ms, 5m or 2h; at most a year", EXIT_USAGE)
     return ns
 

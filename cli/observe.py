@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from argus import __version__
+from argus.compare.observe import settings
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import harmless, printable
 from argus.system import files, privileges, secrets
 from argus.system.host import host_name
 
 from . import interrupt
-from .options import Span, format_option, new_job_name, store_option
+from .options import format_option, new_job_name, store_option
 from .suggest import SuggestingGroup
 
 if TYPE_CHECKING:
@@ -46,6 +47,25 @@ class _Observe(SuggestingGroup):
         if args and args[0].startswith("-") and args[0] not in own:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+
+class _Setting(click.ParamType[Any]):
+    """A number or a time as a file has it; a margin in percent."""
+
+    def __init__(self, setting: str) -> None:
+        self.name = self._setting = setting
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return (
+                settings.margin(value, percent=True)
+                if self._setting == "margin"
+                else settings.read(self._setting, value)
+            )
+        except ValueError as wrong:
+            self.fail(f"it is {wrong}", param, ctx)
 
 
 @click.group(cls=_Observe)
@@ -82,8 +102,10 @@ def command() -> None:
     required=True,
     help="Where to: a new or empty folder.",
 )
-@click.option("--repeat", type=click.IntRange(1, 10_000), help="Runs of each arm that count. Default: 10.")
-@click.option("--warmup", type=click.IntRange(0, 10_000), help="Runs of each arm before them, left out. Default: 0.")
+@click.option("--repeat", type=_Setting("repeat"), metavar="N", help="Runs of each arm that count. Default: 10.")
+@click.option(
+    "--warmup", type=_Setting("warmup"), metavar="N", help="Runs of each arm before them, left out. Default: 0."
+)
 @click.option(
     "--arm",
     "arms",
@@ -92,12 +114,16 @@ def command() -> None:
     help="Also run the command with these variables, interleaved at random; ENV=VALUE names itself. "
     "Repeat it for each arm; NAME alone sets nothing.",
 )
-@click.option("--seed", type=click.IntRange(0), help="Of the random order. Default: a new one, which is recorded.")
-@click.option("--timeout", type=Span(0.01), help="End a run after so long: 90s, 5m. It counts as failed.")
+@click.option(
+    "--seed", type=_Setting("seed"), metavar="N", help="Of the random order. Default: a new one, which is recorded."
+)
+@click.option(
+    "--timeout", type=_Setting("timeout"), metavar="SPAN", help="End a run after so long: 90s, 5m. It counts as failed."
+)
 @click.option(
     "--margin",
     metavar="PERCENT",
-    type=click.FloatRange(0.1, 100),
+    type=_Setting("margin"),
     help="How much runs, and arms, may differ and still be alike. Default: 5.",
 )
 @click.option(
@@ -112,7 +138,7 @@ def command() -> None:
 )
 @click.option("--latency-key", metavar="KEY", help="The same from lines of JSON: a key such as request.latency_ms.")
 @click.option(
-    "--latency-unit", type=click.Choice(("ns", "us", "ms", "s")), help="Where nothing else says it. Default: s."
+    "--latency-unit", type=click.Choice(tuple(settings.UNITS)), help="Where nothing else says it. Default: s."
 )
 @click.option(
     "--metrics",
@@ -126,7 +152,9 @@ def command() -> None:
 @click.option("--retry-regex", metavar="REGEX", help="Lines of its output that report that something is tried again.")
 @click.option("--serve", "server", metavar="CMD", help="A server that is started before each run, and ended after it.")
 @click.option("--ready", metavar="TEXT", help="What the server prints once it is ready.")
-@click.option("--ready-timeout", type=Span(0.01), help="How long that may take. Default: 30s.")
+@click.option(
+    "--ready-timeout", type=_Setting("ready_timeout"), metavar="SPAN", help="How long that may take. Default: 30s."
+)
 @click.option(
     "--trace",
     is_flag=True,
@@ -185,7 +213,7 @@ def _plan(config: Path | None, options: dict[str, Any]) -> Plan:
     changes: dict[str, Any] = {
         "command": options["words"] or None, "repeat": options["repeat"], "warmup": options["warmup"],
         "seed": options["seed"], "timeout_s": options["timeout"],
-        "margin": None if options["margin"] is None else options["margin"] / 100,
+        "margin": options["margin"],
         "arms": tuple(map(parse_arm, options["arms"])) or None,
     }  # fmt: skip
     pattern = options["latency_regex"] or PATTERNS.get(options["pattern"] or "")
@@ -202,8 +230,6 @@ def _plan(config: Path | None, options: dict[str, Any]) -> Plan:
     server = plan.server
     if options["server"] is not None:
         server = Server(tuple(command_words(options["server"])))
-        if not server.command:
-            raise ArgusError("--serve is empty", "Write the server's command", EXIT_USAGE)
     parts = {"ready": options["ready"], "ready_s": options["ready_timeout"]}
     if given := {name: one for name, one in parts.items() if one is not None}:
         if server is None:

@@ -24,6 +24,15 @@ def shortened(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:] if tail else ''}"
 
 
+NAME_WIDTH = 80
+"""Characters of a name that a sentence or a column shows."""
+
+
+def named(text: str) -> str:
+    """A name of others within a sentence or a column: one line, of at most :data:`NAME_WIDTH` characters."""
+    return shortened(printable(text), NAME_WIDTH)
+
+
 def harmless(text: str, *, styled: bool = False) -> str:
     """Text of many lines as it may reach a terminal, a log or a file: control characters are written as escapes, of a
     kind that JSON has, too. ``styled``: the colours in it are Argus's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -24,6 +25,19 @@ def duration(ns: float, signed: bool = False) -> str:
     decimals = 0 if name == "ns" or value >= 99.95 else 1 if value >= 9.995 else 2
     sign = "" if value <= 0.5 and name == "ns" else "-" if ns < 0 else "+" if signed else ""
     return f"{sign}{value:,.{decimals}f} {name}"
+
+
+LONGEST_SPAN_NS = 366 * 86400 * 10**9
+_SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*(ms|[smhd])?")
+_SPAN_UNITS_S = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def span_ns(text: str) -> int | None:
+    """A span of time as people write it, in ns: 500ms, 30s, 5m, 2h, 1d, or 30 (seconds). None: it is none, is nothing,
+    or is longer than a year."""
+    match = _SPAN.fullmatch(text)
+    ns = round(float(match[1]) * _SPAN_UNITS_S[match[2] or "s"] * 1e9) if match else 0
+    return ns if 0 < ns <= LONGEST_SPAN_NS else None
 
 
 def elapsed(seconds: float) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.compare.observe.plan import UNITS, Readings
+from argus.compare.observe.plan import Readings
+from argus.compare.observe.settings import UNITS
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
 

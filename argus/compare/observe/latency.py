@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.compare.observe.exposed import Histogram, samples_between
-from argus.compare.observe.plan import UNITS, Readings
+from argus.compare.observe.plan import Readings
+from argus.compare.observe.settings import UNITS
 
 MOST_SAMPLES = 1_000_000
 """Latencies of one run that are kept; ``left_out`` counts the others."""

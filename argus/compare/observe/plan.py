@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from argus.compare.observe import settings
+from argus.compare.observe.settings import MOST_RUNS, UNITS
 from argus.compare.observe.signs import MARGIN
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import named
 from argus.system.redact import REDACTED, redacted
 
 SCHEMA = "argus.observe.config/1"
-MOST_RUNS = 10_000
-"""Runs of one observation, warm-up included: their records are rewritten after each."""
 LONGEST_JOB = 200
 """Characters of a job's name: it is a word of the commands that the report prints."""
 PATTERNS = {
@@ -25,10 +25,8 @@ PATTERNS = {
     "ping": r"\btime=([0-9.]+) (ms)",
 }
 """Patterns that have a name."""
-UNITS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _YAML_BYTES = 1 << 20
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
-_IN_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -126,22 +124,26 @@ def check(plan: Plan) -> Plan:
     """
     if not plan.command or not plan.command[0]:
         raise _wrong("there is no command to run", "Write it behind --: argus observe --out DIR -- ./bench --size 4")
-    if plan.repeat < 1 or plan.warmup < 0:
-        raise _wrong("repeat must be 1 or more, and warmup 0 or more", "Ten runs are a good start")
+    for key, number in (
+        ("repeat", plan.repeat), ("warmup", plan.warmup), ("seed", plan.seed), ("timeout", plan.timeout_s),
+        ("margin", plan.margin), ("ready_timeout", plan.server.ready_s if plan.server else None),
+    ):  # fmt: skip
+        if number is not None:
+            _read(key, str(number))
     if (plan.repeat + plan.warmup) * len(plan.arms) > MOST_RUNS:
         raise _wrong(f"more than {MOST_RUNS:,} runs", "Lower --repeat, or make a run longer")
-    if plan.timeout_s is not None and not 0 < plan.timeout_s < math.inf:
-        raise _wrong("the timeout must be longer than 0", "Leave it out for none")
-    if not 0.001 <= plan.margin <= 1:
-        raise _wrong(f"a margin of {plan.margin:g} is not possible", "It is a share between 0.001 and 1: 0.05 is 5 %")
+    if plan.server and not (plan.server.command and plan.server.command[0]):
+        raise _wrong("the server has no command", "Write it: --serve './server --port 80', or in a file server.command")
     names = [arm.name for arm in plan.arms]
     if len(set(names)) != len(names):
         raise _wrong(
             f"two arms are called '{next(name for name in names if names.count(name) > 1)}'", "Use different names"
         )
+    if plan.arms != (Arm(""),) and "" in names:
+        raise _wrong("an arm has no name", "Give each arm one")
     for arm in plan.arms:
         if not re.fullmatch(r"[\w.=+,:@ -]{0,80}", arm.name):
-            raise _wrong(f"'{arm.name}' cannot name an arm", "Use letters, digits and . = + - _")
+            raise _wrong(f"'{named(arm.name)}' cannot name an arm", "Use letters, digits and . = + - _")
         if redacted([arm.name]) != [arm.name]:
             raise _wrong("the name of an arm holds what looks like a secret", "Write NAME=VARIABLE=VALUE")
         for variable, value in arm.environment:
@@ -150,13 +152,18 @@ def check(plan: Plan) -> Plan:
                     f"arm {arm.name} has {REDACTED} where a secret was left out", "Write it again, with the secret"
                 )
             if not re.fullmatch(r"[A-Za-z_]\w*", variable) or "\0" in value:
-                raise _wrong(f"'{variable}' of arm {arm.name} cannot be a variable", "Write NAME=VARIABLE=VALUE")
+                raise _wrong(f"'{named(variable)}' of arm {arm.name} cannot be a variable", "Write NAME=VARIABLE=VALUE")
     for words in (plan.command, plan.server.command if plan.server else ()):
         if any("\0" in word for word in words):
             raise _wrong("the command holds a zero byte", "Arguments of programs cannot contain one")
         if any(REDACTED in word for word in words):
             raise _wrong(f"the command has {REDACTED} where a secret was left out", "Write it again, with the secret")
-    if not plan.trace.isprintable() or len(plan.trace) > LONGEST_JOB or "@" in plan.trace:
+    if (
+        plan.trace != plan.trace.strip()
+        or not plan.trace.isprintable()
+        or len(plan.trace) > LONGEST_JOB
+        or "@" in plan.trace
+    ):
         raise _wrong("the job's name cannot be used", "Give --job another, without @")
     if plan.trace and "=" in plan.command[0] and any(arm.environment for arm in plan.arms):
         # `env`, which sets them for the command and not for Argus, would take it for a variable.
@@ -174,7 +181,7 @@ def _check_readings(readings: Readings) -> None:
     if readings.metric and not readings.metrics:
         raise _wrong("a metric is named, but no page of metrics", "Add --metrics URL")
     if readings.unit not in UNITS:
-        raise _wrong(f"'{readings.unit}' is not a unit", f"It is one of {', '.join(UNITS)}")
+        raise _wrong(f"'{named(readings.unit)}' is not a unit", f"It is one of {', '.join(UNITS)}")
     for name, pattern in (("latency", readings.pattern), ("errors", readings.errors), ("retries", readings.retries)):
         try:
             compiled = re.compile(pattern)
@@ -205,7 +212,7 @@ def parse_arm(text: str) -> Arm:
     if not sign and name:
         return Arm(name)
     hint = "Write VARIABLE=VALUE or NAME=VARIABLE=VALUE, such as fast=OMP_NUM_THREADS=8"
-    raise _wrong(f"'{text}' is not an arm", hint)
+    raise _wrong(f"'{named(text)}' is not an arm", hint)
 
 
 def from_yaml(text: str, name: str) -> Plan:
@@ -219,7 +226,7 @@ def from_yaml(text: str, name: str) -> Plan:
     if len(text) > _YAML_BYTES:
         raise _wrong(f"{name} is larger than 1 MiB", "A configuration has a few lines")
     try:
-        document = yaml.load(text, Loader=_loader(yaml))
+        document = yaml.load(text, Loader=_loader(yaml, name))
     except (yaml.YAMLError, RecursionError, ValueError) as failure:
         where = getattr(failure, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
@@ -231,8 +238,9 @@ def from_yaml(text: str, name: str) -> Plan:
     return from_document(document, name)
 
 
-def _loader(yaml: Any) -> Any:
-    """Reads scalars as text, and refuses aliases: a few lines of them could make gigabytes."""
+def _loader(yaml: Any, name: str) -> Any:
+    """Reads scalars as text, and refuses aliases, a few lines of which could make gigabytes, and keys that are there
+    twice, of which the last would win."""
 
     class Loader(yaml.BaseLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -240,6 +248,15 @@ def _loader(yaml: Any) -> Any:
                 event = self.peek_event()
                 raise yaml.composer.ComposerError(None, None, "aliases are not read", event.start_mark)
             return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            lines: dict[str, int] = {}
+            for key, _ in getattr(node, "value", ()):
+                line = key.start_mark.line + 1
+                if isinstance(key.value, str) and lines.setdefault(key.value, line) != line:
+                    where = f"in lines {lines[key.value]} and {line}"
+                    raise _wrong(f"{name} has '{named(key.value)}' twice, {where}", "Leave one of them out")
+            return super().construct_mapping(node, deep)
 
     return Loader
 
@@ -258,7 +275,7 @@ def from_document(document: Mapping[str, Any], name: str) -> Plan:
     """
     _known(document, _KEYS, name)
     if document.get("schema", SCHEMA) != SCHEMA:
-        raise _wrong(f"{name} is of schema '{document['schema']}'", f"This Argus reads {SCHEMA}")
+        raise _wrong(f"{name} is of schema '{named(str(document['schema']))}'", f"This Argus reads {SCHEMA}")
     latency = _mapping(document.get("latency"), "latency", name)
     _known(latency, {"pattern", "key", "unit", "metrics", "metric"}, f"{name}: latency")
     pattern = _text(latency.get("pattern"), "latency.pattern", name)
@@ -274,15 +291,14 @@ def from_document(document: Mapping[str, Any], name: str) -> Plan:
         )
         for arm, values in _mapping(document.get("arms"), "arms", name).items()
     )
-    timeout = _text(document.get("timeout"), "timeout", name)
     return Plan(
         command=_words(document.get("command"), "command", name),
-        repeat=int(_number(document, "repeat", 10, name)),
-        warmup=int(_number(document, "warmup", 0, name)),
+        repeat=_setting(document, "repeat", 10, name),
+        warmup=_setting(document, "warmup", 0, name),
         arms=arms or (Arm(""),),
-        seed=int(_number(document, "seed", 0, name)),
-        timeout_s=_seconds(timeout, "timeout", name) if timeout else None,
-        margin=_number(document, "margin", MARGIN, name),
+        seed=_setting(document, "seed", 0, name),
+        timeout_s=_setting(document, "timeout", None, name),
+        margin=_setting(document, "margin", MARGIN, name),
         readings=Readings(
             PATTERNS.get(pattern, pattern), _text(latency.get("key"), "latency.key", name),
             _text(latency.get("unit"), "latency.unit", name) or "s",
@@ -292,7 +308,7 @@ def from_document(document: Mapping[str, Any], name: str) -> Plan:
         ),
         server=Server(
             _words(server.get("command"), "server.command", name), _text(server.get("ready"), "server.ready", name),
-            _seconds(_text(server.get("ready_timeout"), "ready_timeout", name) or "30", "ready_timeout", name),
+            _setting(server, "ready_timeout", 30.0, f"{name}: server"),
         ) if server else None,
         trace=_text(document.get("trace"), "trace", name),
     )  # fmt: skip
@@ -343,7 +359,9 @@ def _wrong(message: str, hint: str) -> ArgusError:
 def _known(document: Mapping[str, Any], keys: set[str], name: str) -> None:
     for key in document:
         if key not in keys:
-            raise _wrong(f"{name} has '{key}', which means nothing here", f"There are {', '.join(sorted(keys))}")
+            raise _wrong(
+                f"{name} has '{named(str(key))}', which means nothing here", f"There are {', '.join(sorted(keys))}"
+            )
 
 
 def _mapping(value: Any, key: str, name: str) -> Mapping[str, Any]:
@@ -375,24 +393,17 @@ def _words(value: Any, key: str, name: str) -> tuple[str, ...]:
         raise _wrong(f"{name}: {key} cannot be split into words: {failure}", "Write it as a list of words") from None
 
 
-def _number(document: Mapping[str, Any], key: str, default: float, name: str) -> float:
+def _setting(document: Mapping[str, Any], key: str, default: _Value, name: str) -> _Value:
+    """A value of a file, as the command line reads it, too; the default where it has none."""
     text = _text(document.get(key), key, name)
+    return _read(key, text, f"{name}: ") if text else default
+
+
+def _read(key: str, text: str, place: str = "") -> Any:
     try:
-        number = float(text) if text else float(default)
-        if not math.isfinite(number) or (isinstance(default, int) and number != int(number)):
-            raise ValueError
-    except ValueError:
-        raise _wrong(
-            f"{name}: {key} is '{text}', which is not a number that fits here", "See docs/observe.md"
-        ) from None
-    return number
-
-
-def _seconds(text: str, key: str, name: str) -> float:
-    match = _SECONDS.fullmatch(text.strip())
-    if not match:
-        raise _wrong(f"{name}: {key} is '{text}'", "Write 90, 90s, 5m or 1h")
-    return float(match[1]) * _IN_SECONDS[match[2] or "s"]
+        return settings.read(key, text)
+    except ValueError as failure:
+        raise _wrong(f"{place}{key} is {failure}", "See docs/observe.md") from None
 
 
 def command_words(text: str) -> Sequence[str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import click
+import jsonschema
 import pytest
 
+from argus.cli.observe import run
 from argus.compare.observe.plan import (
     Arm,
     Plan,
@@ -20,6 +23,7 @@ from argus.compare.observe.plan import (
     to_document,
     to_yaml,
 )
+from argus.compare.observe.records import CONFIG, schemas
 from argus.model.errors import EXIT_USAGE, ArgusError
 
 ARMS = (Arm("off", (("CACHE", "0"),)), Arm("on", (("CACHE", "1"),)), Arm("plain"))
@@ -94,6 +98,9 @@ def test_scalars_are_read_as_they_are_written() -> None:
         ("command: 'a \"b'\n", "cannot be split"),
         ("command: {a: b}\n", "must be text"),
         ("arms: [a]\n", "arms must have settings"),
+        ("command: x\nrepeat: 2\nrepeat: 3\n", "has 'repeat' twice, in lines 2 and 3"),
+        ("arms:\n  a: {V: 1}\n  a: {V: 2}\n", "has 'a' twice, in lines 2 and 3"),
+        ("server:\n  command: x\n  ready_timeout: 0\n", "ready_timeout is '0'"),
         ("schema: other/9\n", "is of schema 'other/9'"),
         ("a: &x 1\nb: *x\n", "aliases are not read"),
         ("command: !!python/object/apply:os.system [x]\nlatency: 3\n", "must have settings"),
@@ -118,10 +125,14 @@ def test_a_file_that_cannot_be_used_is_one_line(text: str, message: str) -> None
         ({"command": ("x", '{"password": "***"}')}, "a secret was left out"),
         ({"arms": (Arm("a", (("HF_TOKEN", "***"),)),)}, "a secret was left out"),
         ({"arms": (Arm("HF_TOKEN=hunter2", (("HF_TOKEN", "hunter2"),)),)}, "holds what looks like a secret"),
-        ({"repeat": 0}, "repeat must be"),
+        ({"repeat": 0}, "repeat is '0', which is not a whole number from 1 to 10,000"),
+        ({"seed": -1}, "seed is '-1'"),
         ({"repeat": 9000, "arms": ARMS}, "more than 10,000 runs"),
-        ({"timeout_s": 0.0}, "timeout must be"),
-        ({"margin": 0.0}, "margin of 0"),
+        ({"timeout_s": 0.0}, "timeout is '0.0'"),
+        ({"margin": 0.0}, "margin is '0.0'"),
+        ({"server": Server(())}, "server has no command"),
+        ({"arms": (Arm("", (("A", "1"),)),)}, "an arm has no name"),
+        ({"trace": " "}, "job's name"),
         ({"arms": (Arm("a"), Arm("a"))}, "two arms are called 'a'"),
         ({"arms": (Arm("a\n"),)}, "cannot name an arm"),
         ({"arms": (Arm("a", (("1x", "y"),)),)}, "cannot be a variable"),
@@ -137,6 +148,38 @@ def test_plans_that_cannot_be_carried_out(changes: dict[str, object], message: s
         check(replace(Plan(("true",)), **changes))  # type: ignore[arg-type]
     assert message in wrong.value.message
     assert wrong.value.hint
+
+
+VALUES = (
+    "0", "1", "7", "-1", "-1e99", "2.5", "1e1", "10001", "10_0", "0x10", " 3", "nan", "inf",
+    "many", "10ms", "5m", "1 h", "2d", "400d", "0.009", "0.05", "0.5", "100", "101", "0.1", "18446744073709551616",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", ["repeat", "warmup", "seed", "timeout", "ready_timeout", "margin"])
+def test_a_file_and_the_command_line_take_the_same_values(setting: str) -> None:
+    """A margin is a share in a file, and in percent on the command line."""
+    option = next(one for one in run.params if one.name == setting)
+    taken = {}
+    for value in VALUES:
+        place = "server: {command: x, %s: '%s'}" if setting == "ready_timeout" else "%s: '%s'"
+        try:
+            plan = check(from_yaml(f"command: x\n{place % (setting, value)}\n", "file"))
+        except ArgusError:
+            plan = None
+        try:
+            in_percent = str(float(value) * 100) if setting == "margin" and value not in ("10ms", "many") else value
+            given = option.type.convert(in_percent, option, None)
+        except (click.BadParameter, ValueError):
+            given = None
+        assert (plan is None) == (given is None), value
+        if plan is not None:
+            seconds = plan.server.ready_s if plan.server else plan.timeout_s
+            assert given == pytest.approx(seconds if "timeout" in setting else getattr(plan, setting)), value
+            taken[value] = to_document(plan)
+            jsonschema.validate(taken[value], schemas()[CONFIG])
+            assert from_yaml(to_yaml(taken[value]), "file") == plan
+    assert taken
 
 
 def test_secrets_are_not_written() -> None:
