@@ -7,6 +7,7 @@ import pwd
 import secrets as random_numbers
 import shutil
 import signal
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from argus import __version__
 from argus.compare.observe import settings
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import harmless, printable
-from argus.system import files, privileges, secrets
+from argus.system import debug, files, privileges, secrets
 from argus.system.host import host_name
 
 from . import interrupt
@@ -400,7 +401,7 @@ def export(folder: Path, sanitize: bool, output: Path | None) -> None:
             outputs = {}
     target = output or folder.resolve().parent / f"{folder.resolve().name}{'.sanitized' if sanitize else ''}.zip"
     try:
-        with files.replacing(target) as file:
+        with _damaged(folder), files.replacing(target) as file:
             names = write_zip(file, stored, outputs)
     except OSError as failure:
         raise ArgusError(f"{target} cannot be written: {failure.strerror}", "Give -o another", EXIT_FAILURE) from None
@@ -447,15 +448,15 @@ def _read(folder: Path) -> Stored:
 
 @contextmanager
 def _damaged(folder: Path) -> Iterator[None]:
-    """Turns records that do not hold what they must into one line."""
+    """Turns records of which each is as it must be, and which make no sense together, into one line."""
+    from argus.compare.observe.records import UNCHANGED
+
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as failure:
-        raise ArgusError(
-            f"the records in {folder} are damaged: {type(failure).__name__}: {failure}",
-            "Nothing was changed",
-            EXIT_FAILURE,
-        ) from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as failure:
+        debug.note("".join(traceback.format_exception(failure)))
+        message = f"the records in {folder} are damaged: their values cannot be computed with"
+        raise ArgusError(message, UNCHANGED, EXIT_FAILURE) from None
 
 
 def _print(metrics: dict[str, Any], folder: Path, output_format: str) -> None:

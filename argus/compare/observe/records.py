@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argus.compare.observe.contract import wrong_in
 from argus.compare.observe.plan import Plan, from_yaml, to_document, to_yaml
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import named
 from argus.system import files
 
 METRICS, META, CONFIG, REPORT = "metrics.json", "run_meta.json", "resolved_config.yaml", "report.md"
 OUTPUT = "output"
 METRICS_SCHEMA, META_SCHEMA = "argus.observe.metrics/1", "argus.observe.meta/1"
+UNCHANGED = "Nothing was changed"
+MOST_IN_HISTOGRAM = 2_000_000
+"""Twice as many latencies as are kept of a run (``latency.MOST_SAMPLES``): each bucket of a page keeps one at least."""
 _MOST_BYTES = 1 << 30
 
 
@@ -152,22 +157,53 @@ def read(folder: Path) -> Stored:
     except (OSError, UnicodeDecodeError) as failure:
         reason = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8"
         raise ArgusError(f"{folder} cannot be read: {reason}", "", EXIT_FAILURE) from None
-    metrics = _document(folder, METRICS, texts[METRICS], METRICS_SCHEMA)
-    meta = _document(folder, META, texts[META], META_SCHEMA)
-    plan = from_yaml(texts[CONFIG], str(folder / CONFIG))
+    contracts = schemas()
+    metrics = _document(folder / METRICS, texts[METRICS], contracts[METRICS], METRICS_SCHEMA)
+    meta = _document(folder / META, texts[META], contracts[META], META_SCHEMA)
+    try:
+        plan = from_yaml(texts[CONFIG], str(folder / CONFIG))
+    except ArgusError as wrong:
+        raise ArgusError(wrong.message, UNCHANGED, EXIT_FAILURE) from None
+    if wrong_run := next(_disagreements(metrics["runs"], [arm.name for arm in plan.arms]), ""):
+        raise _damaged(folder / METRICS, wrong_run)
     return Stored(metrics, meta, to_document(plan), plan)
 
 
-def _document(folder: Path, name: str, text: str, schema: str) -> dict[str, Any]:
+def _disagreements(runs: Sequence[Mapping[str, Any]], arms: Sequence[str]) -> Iterator[str]:
+    """What no schema can say of runs, and what the figures of a decision are computed from."""
+    for place, run in enumerate(runs):
+        name = f"runs[{place}]"
+        if run["number"] != place + 1:
+            yield f"{name}.number is {run['number']:,}, not {place + 1:,}"
+        if run["arm"] not in arms:
+            yield f"{name}.arm is '{named(run['arm'])}', of which {CONFIG} knows nothing"
+        if run["status"] == "ok" and not run["figures"].get("wall_ns"):
+            yield f"{name} succeeded, and has no figures.wall_ns above 0"
+        latency = run["latency"]
+        if latency is not None and latency["count"]:
+            for quantile in ("p50_ns", "p95_ns", "p99_ns"):
+                if not latency[quantile]:
+                    yield f"{name}.latency has a count, and no {quantile} above 0"
+            if sum(count for _, count in latency["histogram"]) > MOST_IN_HISTOGRAM:
+                yield f"{name}.latency.histogram has more than {MOST_IN_HISTOGRAM:,} latencies"
+
+
+def _document(path: Path, text: str, contract: Mapping[str, Any], schema: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
         found = document.get("schema")
     except (ValueError, RecursionError, AttributeError):
-        raise ArgusError(f"{folder / name} is damaged: it is not a JSON object", "", EXIT_FAILURE) from None
+        raise _damaged(path, "it is not a JSON object") from None
     if found != schema:
         hint = f"This Argus reads {schema}: use the version that wrote it"
-        raise ArgusError(f"{folder / name} is of schema '{found}'", hint, EXIT_UNAVAILABLE)
+        raise ArgusError(f"{path} is of schema '{named(str(found))}'", hint, EXIT_UNAVAILABLE)
+    if wrong := wrong_in(document, contract):
+        raise _damaged(path, wrong)
     return dict(document)
+
+
+def _damaged(path: Path, what: str) -> ArgusError:
+    return ArgusError(f"{path} is damaged: {what}", UNCHANGED, EXIT_FAILURE)
 
 
 def schemas() -> dict[str, dict[str, Any]]:

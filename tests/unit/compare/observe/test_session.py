@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import yaml
 
+from argus.cli.main import main
 from argus.compare.observe.evaluate import differences, metrics_of, summary_of
 from argus.compare.observe.plan import Arm, Plan, Readings, schedule
 from argus.compare.observe.records import CONFIG, META, METRICS, REPORT, Records, read, schemas
 from argus.compare.observe.report import report_of
 from argus.compare.observe.rule import Decision
-from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from tests.builders.observed import session, took
 
 PLAN = Plan(("./bench", "--size", "4"), repeat=10, warmup=2, seed=3)
@@ -268,6 +269,46 @@ def test_damaged_records_are_one_line(tmp_path: Path, change: Any, message: str)
     change(tmp_path / "o")
     with pytest.raises(ArgusError, match=message):
         read(tmp_path / "o")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: run["figures"].update(wall_ns="x"), 'runs[3].figures.wall_ns is "x", not a number or null'),
+        (lambda run: run["figures"].update(wall_ns=0), "runs[3] succeeded, and has no figures.wall_ns above 0"),
+        (lambda run: run["figures"].pop("wall_ns"), "runs[3] succeeded, and has no figures.wall_ns above 0"),
+        (lambda run: run.update(arm="b\n"), "runs[3].arm is 'b\\n', of which resolved_config.yaml knows nothing"),
+        (lambda run: run.update(number=9), "runs[3].number is 9, not 4"),
+        (lambda run: run["latency"].update(p99_ns=None), "runs[3].latency has a count, and no p99_ns above 0"),
+        (lambda run: run["latency"].update(histogram=[[9, 10**9]]), "histogram has more than 2,000,000 latencies"),
+        (lambda run: run.update(started_s=1e300), "runs[3].started_s is 1e+300, not a number"),
+    ],
+)
+@pytest.mark.parametrize("words", [("report",), ("export",), ("export", "--sanitize")])
+def test_records_that_somebody_changed_are_one_line_of_every_verb(
+    tmp_path: Path, change: Any, message: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Plan(("x",), repeat=6, readings=Readings("t=([0-9.]+)"))
+    session(tmp_path / "o", plan, [took(1.0)] * 6, output=lambda _: "t=1\n" * 9).carry_out()
+    path = tmp_path / "o" / METRICS
+    metrics = json.loads(path.read_text())
+    change(metrics["runs"][3])
+    path.write_text(json.dumps(metrics))
+    assert main(["observe", *words, str(tmp_path / "o")]) == EXIT_FAILURE
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"argus: {path} is damaged: ")
+    assert message in lines[0]
+    assert lines[1:] == ["       Nothing was changed"]
+    assert not list(tmp_path.glob("*.zip"))
+
+
+def test_settings_that_somebody_changed_are_one_line(tmp_path: Path) -> None:
+    session(tmp_path / "o", Plan(("x",), repeat=5), [took(1.0)] * 5).carry_out()
+    path = tmp_path / "o" / CONFIG
+    path.write_text(path.read_text().replace("seed: 0", "seed: -1e99"))
+    with pytest.raises(ArgusError, match=r"resolved_config.yaml: seed is '-1e99'") as wrong:
+        read(tmp_path / "o")
+    assert wrong.value.exit_code == EXIT_FAILURE
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
