@@ -355,7 +355,8 @@ def report(folder: Path, output_format: str) -> int:
     with _damaged(folder):
         metrics = {"schema": METRICS_SCHEMA, **metrics_of(stored.metrics["runs"], stored.plan, decided=True)}
         text = report_of(metrics, stored.meta, stored.plan)
-    with writing(folder), files.opened(folder) as fd:
+    unchanged = f"Its records are unchanged: copy {folder} to where you may write, and report on the copy"
+    with writing(folder, unchanged), files.opened(folder) as fd:
         files.write_at(fd, REPORT, text.encode(errors="backslashreplace"))
     _print(metrics, folder, output_format)
     return EXIT_CODES[metrics["decision"]["status"]]

@@ -80,7 +80,10 @@ def test_a_command_is_repeated_reported_and_exported(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "whole.zip") as archive:
         assert len(archive.namelist()) == 4 + 24
     refused = argus("--out", str(folder), "--", "true")
-    assert (refused.returncode, refused.stderr.splitlines()[0]) == (2, f"argus: {folder} is not empty")
+    assert (refused.returncode, refused.stderr.splitlines()[0]) == (
+        2,
+        f"argus: {folder} is the folder of another argus observe",
+    )
 
 
 def test_settings_come_from_a_file_and_options_go_before_it(tmp_path: Path) -> None:

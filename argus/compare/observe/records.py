@@ -6,6 +6,7 @@ beside this file.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +41,12 @@ class Stored:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path, hint: str = "") -> Iterator[None]:
     """Turns what can go wrong with the folder's files into one line.
+
+    Args:
+        folder: The folder.
+        hint: What to do where it has room; empty: what was recorded can be reported.
 
     Raises:
         ArgusError: A file cannot be written; what was written before is there.
@@ -51,7 +56,9 @@ def writing(folder: Path) -> Iterator[None]:
     except files.Untrusted as failure:
         raise ArgusError(f"{folder} is not used: {failure.strerror}", failure.fix, EXIT_UNAVAILABLE) from None
     except OSError as failure:
-        hint = f"Runs that were recorded are there: argus observe report {folder}"
+        hint = hint or f"Runs that were recorded are there: argus observe report {folder}"
+        if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = f"Free some space there, then: argus observe report {folder}. What was recorded is unchanged"
         raise ArgusError(f"{folder} cannot be written: {failure.strerror}", hint, EXIT_FAILURE) from None
 
 
@@ -77,9 +84,15 @@ class Records:
             raise ArgusError(
                 f"{folder} cannot be made: {failure.strerror}", "Give --out another", EXIT_FAILURE
             ) from None
-        if os.listdir(self._fd):
+        if there := os.listdir(self._fd):
             self.close()
-            raise ArgusError(f"{folder} is not empty", "Give --out a new one: no record is ever replaced", EXIT_USAGE)
+            raise (
+                _taken(folder)
+                if META in there or OUTPUT in there
+                else ArgusError(
+                    f"{folder} is not empty", "Give --out a new one: no record is ever replaced", EXIT_USAGE
+                )
+            )
 
     def close(self) -> None:
         """Closes the folder."""
@@ -90,7 +103,10 @@ class Records:
     def begin(self, plan: Plan, meta: Mapping[str, Any]) -> None:
         """Writes what is known before the first run."""
         with writing(self.folder):
-            os.mkdir(OUTPUT, mode=0o700, dir_fd=self._fd)
+            try:
+                os.mkdir(OUTPUT, mode=0o700, dir_fd=self._fd)
+            except FileExistsError:
+                raise _taken(self.folder) from None
             self._write(CONFIG, to_yaml(to_document(plan)))
             self.write_meta(meta)
 
@@ -123,6 +139,12 @@ class Records:
             yield fd
         finally:
             os.close(fd)
+
+
+def _taken(folder: Path) -> ArgusError:
+    """The error for a folder of another observe, one that runs or one that ended."""
+    hint = f"Give --out a new one: no record is ever replaced. argus observe report {folder} shows what is there"
+    return ArgusError(f"{folder} is the folder of another argus observe", hint, EXIT_USAGE)
 
 
 def lines_of(fd: int, longest: int) -> Iterator[str]:

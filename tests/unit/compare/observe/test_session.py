@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from argus.compare.observe.records import CONFIG, META, METRICS, REPORT, Records
 from argus.compare.observe.report import report_of
 from argus.compare.observe.rule import Decision
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.system import files
 from tests.builders.observed import session, took
 
 PLAN = Plan(("./bench", "--size", "4"), repeat=10, warmup=2, seed=3)
@@ -138,7 +141,7 @@ def test_a_full_disk_ends_it_with_one_line_and_keeps_the_last_whole_file(
     with pytest.raises(ArgusError) as wrong:
         session(tmp_path / "o", PLAN, [took(one) for one in times(12)]).carry_out()
     assert wrong.value.message == f"{tmp_path / 'o'} cannot be written: No space left on device"
-    assert "argus observe report" in wrong.value.hint
+    assert wrong.value.hint.startswith(f"Free some space there, then: argus observe report {tmp_path / 'o'}")
     metrics, _, _ = load(tmp_path / "o")
     assert len(metrics["runs"]) == 3
 
@@ -152,6 +155,38 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgusError, match=r"is not a folder|cannot be made|is not used"):
         Records(tmp_path / "o" / "mine")
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["mine"]
+
+
+def test_two_observations_do_not_share_a_folder(tmp_path: Path) -> None:
+    """The second finds it empty, and the first begins before it does; or it is there from before."""
+    first, second = (session(tmp_path / "o", PLAN, [took(one) for one in times(12)]) for _ in range(2))
+    first.carry_out()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir() if path.is_file()}
+    for again in (second.carry_out, lambda: Records(tmp_path / "o")):
+        with pytest.raises(ArgusError) as wrong:
+            again()
+        assert wrong.value.message == f"{tmp_path / 'o'} is the folder of another argus observe"
+        assert "Give --out a new one" in wrong.value.hint
+        assert wrong.value.exit_code == EXIT_USAGE
+    assert {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(errno.ENOSPC, "Free some space there"), (errno.EROFS, "Its records are unchanged: copy")]
+)
+def test_a_report_that_cannot_be_written_is_not_advised_again(
+    tmp_path: Path, number: int, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session(tmp_path / "o", PLAN, [took(one) for one in times(12)]).carry_out()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "write_at", fail)
+    assert main(["observe", "report", str(tmp_path / "o")]) == EXIT_FAILURE
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"argus: {tmp_path / 'o'} cannot be written: {os.strerror(number)}"
+    assert lines[1].strip().startswith(hint)
 
 
 def test_arms_get_their_variables_and_are_compared(tmp_path: Path) -> None:
