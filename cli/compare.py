@@ -9,7 +9,7 @@ import click
 from argus.compare.profile import baseline_side, read_side, stored_verdicts
 from argus.compare.verdict import EXIT_CODES, CauseFacts, Comparison, RunFacts, compare, to_json
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.text import counted, printable
+from argus.model.text import counted, named, printable
 from argus.model.units import duration
 from argus.store.open import open_store
 
@@ -51,14 +51,14 @@ def command(
       argus compare llama --format json | jq '.causes[0]'
     """
     with open_store(store_url, create=False) as store:
-        named = parse_runs(store, runs)
+        chosen = parse_runs(store, runs)
         words = against or (BASELINE,)
         if BASELINE in words and len(words) > 1:
             raise ArgusError("--against baseline cannot be combined with other runs", RUNS_HINT, EXIT_USAGE)
         others = [] if words == (BASELINE,) else parse_runs(store, words)
-        if both := sorted(set(named) & set(others)):
-            raise ArgusError(f"run {both[0][1]} of job '{both[0][0]}' is on both sides", RUNS_HINT, EXIT_USAGE)
-        after = read_side(store, named)
+        if both := sorted(set(chosen) & set(others)):
+            raise ArgusError(f"run {both[0][1]} of job '{named(both[0][0])}' is on both sides", RUNS_HINT, EXIT_USAGE)
+        after = read_side(store, chosen)
         before = read_side(store, others) if others else baseline_side(store, after)
         verdicts = stored_verdicts(store, [(one.job, one.run) for one in (*before, *after)])
     result = compare(before, after, verdicts)

@@ -20,9 +20,10 @@ from argus.diagnose.save import save
 from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Finding, Verdict, to_json
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import named
 from argus.model.units import ranks_text
 from argus.store.open import Store, open_store
-from argus.store.reader import latest_run, list_runs, query_columns
+from argus.store.reader import latest_run, list_runs, no_run, query_columns
 
 from . import interrupt
 from .grammar import parse_open_steps, parse_ranks, parse_since
@@ -139,8 +140,7 @@ def command(
             runs = list_runs(store, job)
             chosen = next((known for known in runs if known.run == run), None)
             if chosen is None:
-                stored = ", ".join(str(known.run) for known in runs[:8])
-                raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
+                raise no_run(job, run, [known.run for known in runs])
             ended_ns = chosen.ended_ns
         since_ns = since_of(since, ended_ns)
         _check_ranks(store, job, run, shown)
@@ -193,7 +193,7 @@ def _check_ranks(store: Store, job: str, run: int, asked: tuple[int, ...]) -> No
     stored = query_columns(store, _RANKS, params)["rank"].tolist()
     if stored and set(stored).isdisjoint(asked):
         raise ArgusError(
-            f"job '{job}' has no {ranks_text(asked)}", f"Stored are: {ranks_text(stored)}", EXIT_UNAVAILABLE
+            f"job '{named(job)}' has no {ranks_text(asked)}", f"Stored are: {ranks_text(stored)}", EXIT_UNAVAILABLE
         )
 
 

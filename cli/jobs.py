@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import json
 import pwd
 import time
@@ -11,14 +10,15 @@ from datetime import datetime, timezone
 
 import click
 
-from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.text import printable
+from argus.model.text import named
 from argus.model.units import duration
 from argus.store.open import open_store
 from argus.store.read.jobs import JobRun, list_job_runs
+from argus.store.reader import no_job
 
 from .grammar import parse_since
 from .options import format_option, store_option
+from .selection import is_one_of
 
 _HEAD = (
     "job",
@@ -80,10 +80,9 @@ def command(
     """
     with open_store(store_url, create=False) as store:
         listed = list_job_runs(store)
-    runs = [one for one in listed if not names or any(fnmatch.fnmatchcase(one.job, name) for name in names)]
+    runs = [one for one in listed if not names or is_one_of(one.job, names)]
     if not runs:
-        stored = ", ".join(list(dict.fromkeys(one.job for one in listed))[:10])
-        raise ArgusError(f"no job '{names[0]}' is stored", f"Stored are: {stored}", EXIT_UNAVAILABLE)
+        raise no_job(names[0], list(dict.fromkeys(one.job for one in listed)))
     runs = _chosen(runs, statuses, users, _since_ns(since or last))[:limit]
     if output_format == "json":
         rows = [dataclasses.asdict(one) for one in runs]
@@ -116,7 +115,7 @@ def _row(one: JobRun) -> tuple[str, ...]:
         whom = f" of rank{'s' * (len(one.finding_ranks) > 1)} {some}" if some else ""
         verdict += f": {one.kind.replace('_', ' ')}{whom}"
     return (
-        printable(one.job),
+        named(one.job),
         str(one.run),
         str(one.ranks) + (f"/{one.world_size}" if one.world_size not in (0, one.ranks) else ""),
         str(one.hosts or "-"),

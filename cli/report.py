@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 
 from argus.diagnose.verdict import Verdict
-from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.model.text import harmless, printable
 from argus.model.units import size
 from argus.store.open import Store, open_store
-from argus.store.reader import latest_run, list_runs
+from argus.store.reader import latest_run, list_runs, no_run
 from argus.system import files
 
 from .diagnose import since_of, steps_of
@@ -104,8 +104,7 @@ def _chosen(store: Store, job: str | None, run: int | None, since: str | None) -
     runs = list_runs(store, job)
     chosen = next((known for known in runs if known.run == run), None)
     if chosen is None:
-        stored = ", ".join(str(known.run) for known in runs[:8])
-        raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
+        raise no_run(job, run, [known.run for known in runs])
     return job, run, since_of(since, chosen.ended_ns)
 
 

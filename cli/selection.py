@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fnmatch
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import counted, named
 
 from .grammar import parse_ranks, parse_since, parse_span, parse_steps, parse_time
 from .options import job_name
@@ -80,6 +82,11 @@ def selection_options(command: Command) -> Command:
     return command
 
 
+def is_one_of(job: str, patterns: Sequence[str]) -> bool:
+    """Whether a job is one that the words of a verb name: whole, or by ``*`` and ``?`` as in a shell."""
+    return any(fnmatch.fnmatchcase(job, pattern) for pattern in patterns)
+
+
 def parse_runs(store: Store, words: tuple[str, ...]) -> list[tuple[str, int]]:
     """Runs as ``argus compare`` and ``argus baseline`` name them: ``JOB`` (its newest run), ``JOB@RUN``,
     ``JOB@RUN,RUN`` or ``JOB@last:3`` (its three newest). A job whose name holds an ``@`` is found by its whole name.
@@ -93,33 +100,36 @@ def parse_runs(store: Store, words: tuple[str, ...]) -> list[tuple[str, int]]:
     from argus.store.reader import list_runs
 
     stored = [(one.job, one.run) for one in list_runs(store)]
-    named: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
     for word in words:
-        named += _runs_of(word, stored)
-    return list(dict.fromkeys(named))
+        found += _runs_of(word, stored)
+    return list(dict.fromkeys(found))
 
 
 def _runs_of(word: str, stored: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    from argus.store.reader import no_job, no_run
+
     jobs = {job for job, _ in stored}
     job, at, runs = (word, "", "") if word in jobs else word.rpartition("@")
     if not at:
         job = word
     if job not in jobs:
-        some = ", ".join(sorted(jobs)[:8])
-        raise ArgusError(f"no job '{job}' is stored", f"Stored are: {some}" if some else "", EXIT_UNAVAILABLE)
+        raise no_job(job, sorted(jobs))
     of_job = sorted((run for name, run in stored if name == job), reverse=True)
     if not at:
         return [(job, of_job[0])]
     kind, colon, count = runs.partition(":")
     if colon and kind == "last" and count.isdecimal() and int(count):
+        if int(count) > len(of_job):
+            fewer = f"job '{named(job)}' has {counted(len(of_job), 'run')}, not {count}: all are taken"
+            click.echo(f"argus: {fewer}", err=True)
         return [(job, run) for run in of_job[: int(count)]]
     numbers = runs.split(",")
     if not all(number.isdecimal() for number in numbers):
-        raise ArgusError(f"'{word}' names no run", RUNS_HINT, EXIT_USAGE)
+        raise ArgusError(f"'{named(word)}' names no run", RUNS_HINT, EXIT_USAGE)
     for number in numbers:
         if int(number) not in of_job:
-            some = ", ".join(map(str, of_job[:8]))
-            raise ArgusError(f"job '{job}' has no run {number}", f"Stored are: {some}", EXIT_UNAVAILABLE)
+            raise no_run(job, int(number), of_job)
     return [(job, int(number)) for number in numbers]
 
 
@@ -180,12 +190,11 @@ def parse_when(steps: str | None, since: str | None, until: str | None, last: st
 
 
 def _check_run(store: Store, job: str, run: int) -> None:
-    from argus.store.reader import list_runs
+    from argus.store.reader import list_runs, no_run
 
     runs = [known.run for known in list_runs(store, job)]
     if run not in runs:
-        stored = ", ".join(map(str, runs[:8]))
-        raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
+        raise no_run(job, run, runs)
 
 
 def compared_with(store: Store, shown: Selection, parts: tuple[str, ...]) -> Selection:

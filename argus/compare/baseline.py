@@ -10,6 +10,7 @@ from argus.diagnose.learn import SET, keep, put
 from argus.diagnose.read import queries
 from argus.diagnose.read.profile import Profile, class_parts, from_text, read_profile
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import named
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.schema import ensure_schema
@@ -87,7 +88,9 @@ def remove_baselines(store: Store, runs: Sequence[tuple[str, int]]) -> None:
 
 def no_baseline(job: str, run: int) -> ArgusError:
     """The error for a run that is not a baseline."""
-    return ArgusError(f"run {run} of job '{job}' is not a baseline", "argus baseline list shows all", EXIT_UNAVAILABLE)
+    return ArgusError(
+        f"run {run} of job '{named(job)}' is not a baseline", "argus baseline list shows all", EXIT_UNAVAILABLE
+    )
 
 
 def stored_profile(store: Store, job: str, run: int) -> Profile:
@@ -103,7 +106,7 @@ def stored_profile(store: Store, job: str, run: int) -> Profile:
                 return from_text(str(text))
             except ValueError:
                 raise ArgusError(
-                    f"the baseline of run {run} of job '{job}' was written by another version of Argus",
+                    f"the baseline of run {run} of job '{named(job)}' was written by another version of Argus",
                     "Make it again: argus baseline set", EXIT_UNAVAILABLE,
                 ) from None  # fmt: skip
     raise no_baseline(job, run)

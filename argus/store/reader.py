@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import named
+from argus.model.units import listed
 from argus.store import spool
 from argus.store.failures import first_line
 from argus.store.open import LEASE_TIMEOUT_S, Store, nothing_hint
@@ -285,8 +287,7 @@ def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:
     if runs:
         return runs[0].job, runs[0].run
     if job is not None and (jobs := list_jobs(store)):
-        stored = f"Stored are: {', '.join(jobs[:10])}"
-        raise ArgusError(f"no job '{job}' is stored at {store.url}", stored, EXIT_UNAVAILABLE)
+        raise no_job(job, jobs, f" at {store.url}")
     raise nothing_stored(store)
 
 
@@ -314,6 +315,26 @@ _NOTHING = "nothing is stored yet at "
 def nothing_stored(store: Store) -> ArgusError:
     """The error for a store without rows."""
     return ArgusError(_NOTHING + store.url, nothing_hint(), EXIT_UNAVAILABLE)
+
+
+JOBS_NAMED = 10
+"""Jobs that a hint names, and runs."""
+
+
+def no_job(job: str, stored: Sequence[str], where: str = "") -> ArgusError:
+    """The error for a job that is not stored.
+
+    Args:
+        job: The job, or a pattern. stored: Those that are. where: " at URL"; empty: it is not said.
+    """
+    hint = f"Stored are: {listed(list(map(named, stored)), JOBS_NAMED)}" if stored else ""
+    return ArgusError(f"no job '{named(job)}' is stored{where}", hint, EXIT_UNAVAILABLE)
+
+
+def no_run(job: str, run: int | str, stored: Sequence[int]) -> ArgusError:
+    """The error for a run that is not stored. ``stored``: those of its job that are, the newest first."""
+    hint = f"Stored are: {listed(stored, JOBS_NAMED) or 'none'}"
+    return ArgusError(f"job '{named(job)}' has no run {run}", hint, EXIT_UNAVAILABLE)
 
 
 def _is_empty(client: Any) -> bool:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import named
 from argus.store.cluster import LOCAL
 from argus.store.open import Store
-from argus.store.reader import list_jobs, nothing_stored, query, query_columns
+from argus.store.reader import list_jobs, list_runs, no_job, no_run, nothing_stored, query, query_columns
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,10 @@ def count_job(store: Store, job: str, run: int | None = None) -> dict[str, int]:
         raise nothing_stored(store)
     rows = _count(store, job, run)
     if not rows:
-        which = f"job '{job}' has no run {run}" if run is not None else f"no job '{job}' is stored at {store.url}"
-        hint = f"Stored are: {', '.join(list_jobs(store)[:10]) or 'none'}; `argus jobs` lists their runs"
-        raise ArgusError(which, hint, EXIT_UNAVAILABLE)
+        known = [one.run for one in list_runs(store, job)]
+        raise (
+            no_run(job, run, known) if run is not None and known else no_job(job, list_jobs(store), f" at {store.url}")
+        )
     return rows
 
 
@@ -227,9 +229,8 @@ def remove_job(store: Store, job: str, run: int | None = None) -> dict[str, int]
         except Error as failure:
             raise store.explain(failure) from None
     if local and not cluster and (left := _count(store, job, run)):
-        message = (
-            f"{sum(left.values()):,} rows of job '{job}' are on other shards, which were initialised by themselves"
-        )
+        rows_left = f"{sum(left.values()):,} rows of job '{named(job)}'"
+        message = f"{rows_left} are on other shards, which were initialised by themselves"
         raise ArgusError(message, "Run this again with the URL of each shard", EXIT_UNAVAILABLE)
     return rows
 

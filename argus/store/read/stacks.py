@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Frame, Stack
+from argus.model.text import named
 from argus.model.units import rank_text
 from argus.semantics.stacks.profile import Profile, Sample, annotated, without_lines
 from argus.semantics.stacks.stack import thread_role
@@ -343,7 +344,9 @@ def nothing_found(store: Store, selection: Selection) -> ArgusError:
         if ranks
         else "The run has no stacks at all: was it traced with --no-stacks, or have they expired?"
     )
-    return ArgusError(f"no stacks of job '{selection.job}' found: {selection.describe()}", hint, EXIT_UNAVAILABLE)
+    return ArgusError(
+        f"no stacks of job '{named(selection.job)}' found: {selection.describe()}", hint, EXIT_UNAVAILABLE
+    )
 
 
 # ---- threads at a time

@@ -14,6 +14,8 @@ import pytest
 
 from argus.cli.jobs import took
 from argus.cli.main import main
+from argus.cli.selection import parse_runs
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from argus.store.open import Store, open_store
 from argus.store.read.jobs import list_job_runs
 from argus.store.reader import query, query_columns
@@ -158,6 +160,50 @@ def test_a_job_is_removed_and_nothing_else(store: Store, run: int | None, capsys
         f"removed job {job}, {'all runs' if run is None else 'run 7'}: {sum(gone.values()):,} rows of 4 tables" in out
     )
     assert out.splitlines()[0].split() == ["iteration_rollup", str(20 * (2 if run is None else 1))]
+
+
+LONG = "long" * 750
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", LONG],
+        ["compare", "new\nline"],
+        ["compare", "llama", "--against", f"{LONG}@3"],
+        ["compare", "llama@new\nline"],
+        ["baseline", "list", LONG],
+        ["jobs", "new\nline"],
+        ["diagnose", "--job", "new\nline"],
+        ["export", "svg", "--job", LONG],
+        ["store", "rm", LONG, "--yes"],
+    ],
+)
+def test_names_in_messages_are_a_line_and_short(
+    store: Store, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Writer(store, source="test") as writer:
+        writer.append("jobs", session(f"{LONG} stored", 3))
+    assert main([*words, "--store", store.url]) in (EXIT_USAGE, EXIT_UNAVAILABLE)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:7] for line in lines] in (["argus: ", " " * 7], ["argus: "]), lines
+    assert max(map(len, lines)) < 400
+
+
+def test_a_long_name_leaves_room_for_the_other_columns(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with Writer(store, source="test") as writer:
+        writer.append("jobs", session(LONG, 3))
+    assert main(["jobs", "--store", store.url]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 300
+    assert main(["jobs", "--store", store.url, "--format", "json"]) == 0
+    assert LONG in capsys.readouterr().out
+
+
+def test_more_runs_than_there_are(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_runs(store, ("llama@last:99",)) == [("llama", 9), ("llama", 7)]
+    assert capsys.readouterr().err == "argus: job 'llama' has 2 runs, not 99: all are taken\n"
+    assert parse_runs(store, ("llama@last:2",)) == [("llama", 9), ("llama", 7)]
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_yes_nothing_is_removed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
