@@ -12,12 +12,13 @@ from argus.compare.baseline import Entry, list_baselines, remove_baselines, set_
 from argus.compare.profile import stored_verdicts
 from argus.diagnose.read.profile import class_name, to_text
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.text import printable
+from argus.model.text import counted, named, printable
 from argus.model.units import duration
 from argus.store.open import open_store
+from argus.store.reader import list_jobs, no_job
 
 from .options import format_option, store_option
-from .selection import parse_runs
+from .selection import is_one_of, parse_runs
 from .suggest import SuggestingGroup
 
 
@@ -42,10 +43,18 @@ def command() -> None:
 @format_option()
 @store_option
 def list_command(names: tuple[str, ...], output_format: str, store_url: str | None) -> None:
-    """List the baselines: all, or those of these jobs' classes."""
-    classes = {class_name(name) for name in names}
+    """List the baselines: all, or those of these jobs and their classes. JOB may hold * and ?, as for argus jobs."""
+    of_class = [*names, *map(class_name, names)]
     with open_store(store_url, create=False) as store:
-        entries = [one for one in list_baselines(store) if not classes or one.name in classes]
+        entries = [
+            one
+            for one in list_baselines(store)
+            if not names or is_one_of(one.name, of_class) or is_one_of(one.job, names)
+        ]
+        if names and not entries:
+            jobs = list_jobs(store)
+            if not any(is_one_of(job, names) or is_one_of(class_name(job), of_class) for job in jobs):
+                raise no_job(names[0], jobs)
     if output_format == "json":
         rows = [asdict(one) for one in entries]
         click.echo(json.dumps({"schema": "argus.baselines/1", "baselines": rows}, indent=2, ensure_ascii=False))
@@ -61,8 +70,8 @@ def _line(one: Entry) -> str:
     mesh = f" ({printable(one.mesh)})" if one.mesh else ""
     gpu = f"  {printable(one.gpu)}" if one.gpu else ""
     return (
-        f"{printable(one.name)}  {one.size} ranks{mesh}{gpu}  {printable(one.job)}@{one.run}  "
-        f"{duration(one.step_ns)} a step, {one.steps} steps  {printable(one.source)} since {added}"
+        f"{named(one.name)}  {counted(one.size, 'rank')}{mesh}{gpu}  {named(one.job)}@{one.run}  "
+        f"{duration(one.step_ns)} a step, {counted(one.steps, 'step')}  {printable(one.source)} since {added}"
     )
 
 
@@ -86,9 +95,9 @@ def set_command(runs: tuple[str, ...], store_url: str | None) -> None:
 def remove_command(runs: tuple[str, ...], store_url: str | None) -> None:
     """Take runs out of the baseline. They do not become part of it again by themselves."""
     with open_store(store_url, create=False) as store:
-        named = parse_runs(store, runs)
-        remove_baselines(store, named)
-    for job, run in named:
+        chosen = parse_runs(store, runs)
+        remove_baselines(store, chosen)
+    for job, run in chosen:
         click.echo(f"{printable(job)}@{run} is no longer a baseline")
 
 
@@ -99,14 +108,15 @@ def remove_command(runs: tuple[str, ...], store_url: str | None) -> None:
 def show_command(run: str, output_format: str, store_url: str | None) -> None:
     """Show what is kept of a baseline."""
     with open_store(store_url, create=False) as store:
-        named = parse_runs(store, (run,))
-        if len(named) != 1:
-            raise ArgusError(f"'{run}' names several runs", "Name one", EXIT_UNAVAILABLE)
-        profile = stored_profile(store, *named[0])
+        chosen = parse_runs(store, (run,))
+        if len(chosen) != 1:
+            raise ArgusError(f"'{named(run)}' names several runs", "Name one", EXIT_UNAVAILABLE)
+        profile = stored_profile(store, *chosen[0])
     if output_format == "json":
         click.echo(to_text(profile))
         return
-    click.echo(f"{printable(profile.job)}@{profile.run}: {profile.ranks} ranks, {profile.steps} steps")
+    ranks = counted(profile.ranks, "rank")
+    click.echo(f"{printable(profile.job)}@{profile.run}: {ranks}, {counted(profile.steps, 'step')}")
     click.echo(f"  step  {duration(profile.step.value)}")
     for name, mean in sorted(profile.phases.items(), key=lambda one: -one[1].value):
         click.echo(f"  {printable(name)}  {duration(mean.value)}")

@@ -186,3 +186,26 @@ def test_only_a_whole_healthy_run_is_learned(store: Store, lacks: str) -> None:
     else:
         verdict["coverage"]["complete"] = False
     assert not learn(store, verdict)
+
+
+def test_baselines_are_listed_by_pattern_and_a_job_that_is_not_stored_is_an_error(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job, number in (("llama-20261125", 1), ("bert", 2)):
+        run(store, job, number)
+        set_baseline(store, job, number)
+    run(store, "bad", 3)
+
+    def listed(*names: str) -> tuple[int, list[str], str]:
+        code = main(["baseline", "list", *names, "--store", store.url])
+        printed = capsys.readouterr()
+        return code, [line.split()[0] for line in printed.out.splitlines()], printed.err
+
+    assert listed() == (0, ["bert", "llama"], "")
+    for names in (["ll*"], ["llama"], ["llama-20261126"], ["llama-2026*"], ["nope", "l?ama"]):
+        assert listed(*names) == (0, ["llama"], ""), names
+    assert listed("ba*")[:2] == (0, ["no"]), "it is stored, and no run of it is a baseline"
+    code, lines, error = listed("nope*")
+    assert (code, lines) == (3, [])
+    assert error.startswith("argus: no job 'nope*' is stored\n       Stored are: bad, ")
+    assert listed("nope", "--format", "json")[0] == 3
