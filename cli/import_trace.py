@@ -23,6 +23,7 @@ from argus.importers.recordings.recording import Progress, Recording, find_files
 from argus.importers.recordings.steps import find_all_steps
 from argus.importers.rows import ImportReport
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import counted
 from argus.model.units import duration
 from argus.semantics.gpu.flops import utilization as flops_utilization
 from argus.store.failures import load_command
@@ -281,10 +282,10 @@ def _phases(given: tuple[str, ...]) -> dict[str, str]:
 def _print_stored(job: str, run: int, url: str, report: ImportReport, notes: list[str]) -> None:
     for note in notes:
         click.echo(f"  {note}")
-    counted = {**report.losses, **report.counters}
-    if counted:
-        click.echo("  counted: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counted.items()))
-    click.echo(f"{job}: {len(report.ranks)} ranks stored as run {run} in {url}")
+    counts = {**report.losses, **report.counters}
+    if counts:
+        click.echo("  counted: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counts.items()))
+    click.echo(f"{job}: {counted(len(report.ranks), 'rank')} stored as run {run} in {url}")
     _print_next(job, url)
 
 
@@ -379,8 +380,8 @@ def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int
         for note in each["notes"]:
             click.echo(f"  {note}")
         if each["counters"]:
-            counted = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in each["counters"].items())
-            click.echo(f"  counted: {counted}")
+            counts = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in each["counters"].items())
+            click.echo(f"  counted: {counts}")
     ranks = "1 rank" if len(summaries) == 1 else f"{len(summaries)} ranks"
     for line in notes:
         click.echo(line)

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.model.text import counted
 from argus.simulate.changes import parse_change
 from argus.simulate.faults import DOSES, FAULTS, parse
 from argus.simulate.mesh import Mesh
@@ -129,8 +130,8 @@ def command(
         return
     total = sum(made.rows.values())
     click.echo(
-        f"job {job}, run {made.run}: {mesh.size:,} ranks on {mesh.hosts:,} hosts "
-        f"(dp {mesh.dp}, tp {mesh.tp}, pp {mesh.pp}, ep {mesh.ep}, vpp {mesh.vpp}), {known['steps']} steps"
+        f"job {job}, run {made.run}: {counted(mesh.size, 'rank')} on {counted(mesh.hosts, 'host')} "
+        f"(dp {mesh.dp}, tp {mesh.tp}, pp {mesh.pp}, ep {mesh.ep}, vpp {mesh.vpp}), {counted(known['steps'], 'step')}"
     )
     for fault in known["faults"]:
         named = ", ".join(map(str, fault["ranks"][:8])) + (" …" if len(fault["ranks"]) > 8 else "")

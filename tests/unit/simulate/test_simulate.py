@@ -322,7 +322,9 @@ def test_the_command_prints_the_truth(shared: Store, tmp_path: Path, capsys: pyt
     file = tmp_path / "truth.json"
     flags = ["--ranks", "8", "--tp", "2", "--steps", "12", "--job", "told", "--store", shared.url]
     assert main(["simulate", *flags, "--fault", "link_degradation:quiet:ranks=5", "--truth", str(file)]) == 0
-    assert "link_degradation (quiet: 3) of rank 5" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "link_degradation (quiet: 3) of rank 5" in out
+    assert ": 8 ranks on 1 host (dp 4, " in out
     known = json.loads(file.read_text())
     assert known["mesh"]["dp"] == 4
     assert known["faults"][0]["hosts"] == ["node0000"]
