@@ -7,9 +7,12 @@ import pwd
 import secrets as random_numbers
 import shutil
 import signal
+import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,8 @@ import click
 from argus import __version__
 from argus.compare.observe import settings
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.model.text import harmless, printable
+from argus.model.text import counted, harmless, printable
+from argus.model.units import elapsed
 from argus.system import debug, files, privileges, secrets
 from argus.system.host import host_name
 
@@ -269,13 +273,15 @@ def _carry_out(plan: Plan, records: Records, store_url: str | None) -> dict[str,
         "argus": __version__, "user": _user(), "home": str(Path.home()), "host": host_name(), "folder": os.getcwd(),
         "facts": host_facts(),
     }  # fmt: skip
-    session = Session(plan, records, meta, secrets.without(os.environ), say=_say)
-    with _ended_by_signals() as came, _tracing(plan, records, store_url) as session.traced:
+    progress = _Progress()
+    session = Session(plan, records, meta, secrets.without(os.environ), say=progress.say, begun=progress.begin)
+    with _ended_by_signals() as came, _tracing(plan, records, store_url) as session.traced, progress:
         try:
             return session.carry_out()
         except KeyboardInterrupt:
             made = sum(run["status"] != "interrupted" for run in session.runs)
-            _say(f"argus: stopped after {made} runs, which are recorded: argus observe report {records.folder}")
+            recorded = f"what was recorded: argus observe report {records.folder}"
+            progress.say(f"argus: stopped after {counted(made, 'run')}; {recorded}")
             if came:
                 raise click.exceptions.Exit(SIGNALLED + came[0]) from None
             interrupt.announced = True
@@ -301,8 +307,55 @@ def _tracing(plan: Plan, records: Records, store_url: str | None) -> Iterator[Tr
         yield Traced(plan, store, records.folder / OUTPUT)
 
 
-def _say(line: str) -> None:
-    click.echo(harmless(line), err=True)
+class _Progress:
+    """Lines about runs on standard error. On a terminal the last one is the run that goes on, and how long: its seconds
+    are drawn by a thread, as runs may take minutes."""
+
+    EVERY_S = 1.0
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._run, self._since_s = "", 0.0
+        self._thread = threading.Thread(target=self._draw, daemon=True)
+
+    def begin(self, run: str) -> None:
+        """A run begins."""
+        with self._lock:
+            self._run, self._since_s = run, time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Prints a line that stays; no run goes on."""
+        with self._lock:
+            self._run = ""
+            self._clear()
+            click.echo(harmless(line), err=True)
+
+    def _draw(self) -> None:
+        while not self._over.wait(self.EVERY_S):
+            with self._lock, suppress(OSError):  # the terminal may be gone
+                if self._run:
+                    self._clear()
+                    width = shutil.get_terminal_size().columns
+                    line = f"{harmless(self._run)}  {elapsed(time.monotonic() - self._since_s)} …"
+                    click.echo(line[: width - 1], nl=False, err=True)
+
+    def _clear(self) -> None:
+        if self._shown:
+            click.echo("\r\x1b[2K", nl=False, err=True)
+
+    def __enter__(self) -> _Progress:
+        if self._shown:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._shown:
+            self._thread.join()
+        with suppress(OSError):
+            self._clear()
 
 
 def _user() -> str:
@@ -466,6 +519,9 @@ def _print(metrics: dict[str, Any], folder: Path, output_format: str) -> None:
 
         click.echo(json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False))
         return
+    from argus.compare.observe.evaluate import COUNTED, failure_text
+    from argus.compare.observe.report import named_figure
+
     decision = metrics["decision"]
     click.echo(harmless(f"{decision['status'].upper()}: {decision['reason']}"))
     for sign in decision["signs"]:
@@ -474,10 +530,11 @@ def _print(metrics: dict[str, Any], folder: Path, output_format: str) -> None:
             if sign["runs"]
             else ""
         )
-        click.echo(harmless(f"  {sign['kind'].replace('_', ' ')}: {sign['text']}{runs}"))
+        kind = sign["kind"].replace("_", " ")
+        figure = "" if sign["kind"] in COUNTED else f", {named_figure(sign['figure'])}"
+        click.echo(harmless(f"  {kind}{figure}: {sign['text']}{runs}"))
     for note in decision["notes"]:
         click.echo(harmless(f"  note: {note}"))
     if metrics["partial_failure"]:
-        failed = sum(run["status"] != "ok" for run in metrics["runs"])
-        click.echo(f"  partial failure: {failed} of {len(metrics['runs'])} runs did not succeed")
+        click.echo("  " + ": ".join(failure_text(metrics["runs"])))
     click.echo(f"  {printable(str(folder / 'report.md'))}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -147,7 +151,48 @@ def test_a_signal_ends_the_run_and_keeps_what_was_done(tmp_path: Path, number: s
     metrics, meta = records(folder)
     assert meta["status"] == "interrupted"
     assert [run["status"] for run in metrics["runs"]] == ["ok", "interrupted"]
-    assert argus("report", str(folder)).returncode == 12
+    assert "argus: stopped after 1 run; " in errors
+    again = argus("report", str(folder))
+    assert again.returncode == 12
+    assert "failure" not in again.stdout, "what was interrupted did not fail"
+    assert "1 of 10 runs were made, and one was cut short" in (folder / "report.md").read_text()
+
+
+def test_a_terminal_shows_the_run_that_goes_on(tmp_path: Path) -> None:
+    """Its seconds, drawn anew; and what is no terminal gets one line a run."""
+    words = [
+        "--repeat",
+        "2",
+        "--out",
+        str(tmp_path / "o"),
+        "--",
+        "sh",
+        "-c",
+        f"until [ -e {tmp_path}/go ]; do sleep 0.1; done",
+    ]
+    here, there = pty.openpty()
+    process = subprocess.Popen(
+        [*ARGUS, *words], stdin=there, stdout=there, stderr=there, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(there)
+    output = b""
+    try:
+        with contextlib.suppress(OSError):  # its other end is closed
+            while select.select([here], [], [], LIMIT_S / 4)[0] and (part := os.read(here, 65536)):
+                output += part
+                if b"run 1 of 2  2 s" in output:
+                    (tmp_path / "go").touch()
+    finally:
+        (tmp_path / "go").touch()
+        code = process.wait(timeout=LIMIT_S)
+        os.close(here)
+    assert code == 12, output
+    lines = output.decode().split("\r\n")
+    assert "\r\x1b[2Krun 1 of 2  1 s …\r\x1b[2Krun 1 of 2  2 s …" in lines[0]
+    assert re.search(r"\x1b\[2Krun 1 of 2  [0-9,.]+ m?s$", lines[0]), "the line that stays replaces it"
+    plain = argus("--repeat", "2", "--out", str(tmp_path / "p"), "--", "true")
+    assert [line.split("  ")[0] for line in plain.stderr.splitlines()] == ["run 1 of 2", "run 2 of 2"]
+    assert "\x1b" not in plain.stderr
 
 
 def test_a_kill_leaves_what_was_done(tmp_path: Path) -> None:

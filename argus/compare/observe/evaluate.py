@@ -15,6 +15,7 @@ from argus.compare.observe.plan import Plan
 from argus.compare.observe.rule import EXTERNAL, QUIET, Decision, decide
 from argus.compare.observe.series import Array, Series, arm_numbers
 from argus.compare.observe.signs import errors_of
+from argus.model.text import counted
 
 Run = Mapping[str, Any]
 DISTURBANCES = (EXTERNAL, "throttled_share", "run_queue_share")
@@ -29,6 +30,23 @@ _LATENCIES = ("p50_ns", "p95_ns", "p99_ns", "throughput_s", "errors", "retries",
 def measured(runs: Sequence[Run]) -> list[Run]:
     """Runs that count: no warm-up, none that was interrupted."""
     return [run for run in runs if not run["warmup"] and run["status"] != "interrupted"]
+
+
+def failures(runs: Sequence[Run]) -> list[Run]:
+    """Runs, also for warm-up, that did not succeed. One that was interrupted did not fail."""
+    return [run for run in runs if run["status"] not in ("ok", "interrupted")]
+
+
+def failure_text(runs: Sequence[Run]) -> tuple[str, str]:
+    """How many runs did not succeed: in a word or two, and in a sentence. Empty: all of them did."""
+    failed, made = failures(runs), sum(run["status"] != "interrupted" for run in runs)
+    if not failed:
+        return "", ""
+    if len(failed) == made:
+        return "failure", f"none of {counted(made, 'run')} succeeded"
+    warm = sum(run["warmup"] for run in failed)
+    also = f", {warm} of them warm-up" if warm else ""
+    return "partial failure", f"{len(failed):,} of {counted(made, 'run')} did not succeed{also}"
 
 
 def values_of(run: Run) -> dict[str, float | None]:
@@ -46,10 +64,10 @@ def figures_of(runs: Sequence[Run], arms: Sequence[str]) -> list[Series]:
     if not good:
         return [_series("wall_ns", good, [], arms)]
     stepped = all(run["figures"].get("step_ns") for run in good)
-    counted = all(run["latency"] is not None and run["latency"]["count"] for run in good)
+    timed = all(run["latency"] is not None and run["latency"]["count"] for run in good)
     numbered = arm_numbers(arms) is not None
     wall = [run["figures"]["wall_ns"] for run in good]
-    if not counted:
+    if not timed:
         figures = [_series("wall_ns", good, wall, arms, primary=not stepped, arms_compared=not stepped)]
         if stepped:
             figures.insert(0, _series("step_ns", good, [run["figures"]["step_ns"] for run in good], arms))
@@ -88,12 +106,12 @@ def decision_of(runs: Sequence[Run], plan: Plan) -> Decision:
     counting = measured(runs)
     arms = [arm.name for arm in plan.arms]
     failed = sum(run["status"] != "ok" for run in counting)
-    counted = []
+    reported = []
     for name in ("errors", "retries"):
         known = [run["latency"] for run in counting if run["latency"] is not None and run["latency"][name] is not None]
         if known and (sign := errors_of(name, [one[name] for one in known], [one["count"] for one in known])):
-            counted.append(sign)
-    decision = decide(figures_of(runs, arms), failed=failed, counted=counted, margin=plan.margin)
+            reported.append(sign)
+    decision = decide(figures_of(runs, arms), failed=failed, counted=reported, margin=plan.margin)
     return replace(decision, notes=(*decision.notes, *_unseen(counting, decision), *_notes(counting, plan)))
 
 
@@ -120,8 +138,8 @@ def _notes(runs: Sequence[Run], plan: Plan) -> list[str]:
         return notes
     without = sum(one is None or not one["count"] for one in good)
     if without:
-        where = "the metrics of {} runs" if readings.metrics else "what {} runs printed"
-        which = where.format(f"{without} of {len(good)}")
+        where = "the metrics of {}" if readings.metrics else "what {} printed"
+        which = where.format(f"{without} of {counted(len(good), 'run')}")
         notes.append(f"no latency was found in {which}: wall times are compared instead")
     for name, what in (
         ("unreadable", "values or lines could not be read as latencies"),
@@ -140,9 +158,13 @@ def _trace_notes(good: Sequence[Run]) -> list[str]:
     if off:
         trace = off[0].get("trace")
         why = trace["state"] if trace else "off"
-        notes.append(f"{len(off)} of {len(good)} runs were not traced (tracing {why}): steps are not compared")
+        notes.append(
+            f"{len(off)} of {counted(len(good), 'run')} were not traced (tracing {why}): steps are not compared"
+        )
     if without:
-        notes.append(f"no step was found in {without} of {len(good)} traced runs: wall times are compared instead")
+        notes.append(
+            f"no step was found in {without} of {counted(len(good), 'traced run')}: wall times are compared instead"
+        )
     return notes
 
 
@@ -225,7 +247,7 @@ def metrics_of(runs: Sequence[Run], plan: Plan, *, decided: bool) -> dict[str, A
     """What metrics.json holds of runs; without a decision until all are there."""
     counting = measured(runs)
     return {
-        "partial_failure": any(run["status"] != "ok" for run in runs),
+        "partial_failure": bool(failures(runs)),
         "failed": sum(run["status"] != "ok" for run in counting),
         "runs": list(runs),
         "summary": summary_of(runs, plan),

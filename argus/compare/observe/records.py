@@ -88,7 +88,7 @@ class Records:
             self.close()
             raise (
                 _taken(folder)
-                if META in there or OUTPUT in there
+                if META in there or set(there) <= {OUTPUT, CONFIG}
                 else ArgusError(
                     f"{folder} is not empty", "Give --out a new one: no record is ever replaced", EXIT_USAGE
                 )

@@ -8,9 +8,10 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
+from argus.compare.observe.evaluate import failure_text
 from argus.compare.observe.plan import Plan, to_document
 from argus.compare.observe.rule import FAMILY, NAMES
-from argus.model.text import printable
+from argus.model.text import counted, printable
 from argus.model.units import binary_size, duration
 
 RUNS_SHOWN = 60
@@ -44,28 +45,35 @@ def shown(figure: str, value: float | None) -> str:
         return binary_size(round(value))
     if figure.endswith("_share"):
         return f"{value:.1%}"
-    return f"{value:,.4g}"
+    unit = "/s" if figure.endswith("_s") else ""
+    return f"{value:,.0f}{unit}" if abs(value) >= 1000 else f"{value:.4g}{unit}"
+
+
+def named_figure(figure: str) -> str:
+    """A figure's name as a sentence has it: ``latency p50``, ``time per request``, ``wall time``."""
+    words = figure.removesuffix("_ns").removesuffix("_s").replace("_", " ")
+    return {"wall": "wall time", "step": "step time"}.get(words, words)
 
 
 def _head(metrics: Mapping[str, Any], meta: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     decision = metrics["decision"]
-    made = f"{len(metrics['runs'])} of {meta.get('runs', '?')}"
+    done = sum(run["status"] != "interrupted" for run in metrics["runs"])
+    cut = ", and one was cut short" if done < len(metrics["runs"]) else ""
+    made = f"{done:,} of {counted(meta['runs'], 'run')} {'was' if meta['runs'] == 1 else 'were'} made{cut}"
     yield "# Does it behave the same when it is repeated?"
     yield ""
     if decision is None:
-        yield f"**{meta['status']}**: {made} runs were made, nothing is decided."
+        yield f"**{meta['status']}**: {made}; nothing is decided."
         yield "`argus observe report` on this folder judges the runs that there are."
     else:
         yield f"**{decision['status'].upper()}**: {cell(decision['reason'])}."
         if meta["status"] != "finished":
             yield ""
-            yield f"The observation was {meta['status']}: {made} runs were made."
+            yield f"The observation was {meta['status']}: {made}."
     yield ""
     if metrics["partial_failure"]:
-        failed = [run for run in metrics["runs"] if run["status"] != "ok"]
-        warm = sum(run["warmup"] for run in failed)
-        also = f", {warm} of them warm-up" if warm else ""
-        yield f"**Partial failure**: {len(failed)} of {len(metrics['runs'])} runs did not succeed{also}."
+        title, text = failure_text(metrics["runs"])
+        yield f"**{title.capitalize()}**: {text}."
         yield ""
     document = to_document(plan)
     yield f"* command: `{printable(shlex.join(document['command'])).replace('`', chr(39))}`"
@@ -242,7 +250,7 @@ def _runs(metrics: Mapping[str, Any]) -> Iterator[str]:
         )
     if len(runs) > len(chosen[:RUNS_SHOWN]):
         yield ""
-        yield f"{len(runs) - len(chosen[:RUNS_SHOWN])} more are in metrics.json."
+        yield f"{len(runs) - len(chosen[:RUNS_SHOWN]):,} more are in metrics.json."
     yield ""
 
 
@@ -320,8 +328,9 @@ def _how(metrics: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         return
     yield "## How it was decided"
     yield ""
+    tests = counted(decision["tests"], "test")
     yield (
-        f"{decision['tests']} tests, each with a chance of {decision['level']:.2%} to find something in runs that are "
+        f"{tests}, each with a chance of {decision['level']:.2%} to find something in runs that are "
         f"alike: {FAMILY:.0%} together. The margin is {plan.margin:.1%}."
     )
     if decision["spread"] is not None:
@@ -329,7 +338,7 @@ def _how(metrics: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         yield f"Runs vary by {decision['spread']:.1%} (coefficient of variation within arms), at most {upper} (95 %)."
     if decision["runs"]:
         yield (
-            f"Something that happened in none of {decision['runs']} runs may still happen in up to "
+            f"Something that happened in none of {counted(decision['runs'], 'run')} may still happen in up to "
             f"{decision['undetected']:.0%} of them (95 %)."
         )
     for note in decision["notes"]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from argus.compare.observe.nulls import covariance_chance
 from argus.compare.observe.series import Array, Series, arm_numbers
 from argus.compare.observe.signs import MARGIN, Sign, applicable, in_order, signs_of
+from argus.model.text import counted as number_of
 
 Status = Literal["stable", "unstable", "noise-dominated", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"stable": 0, "unstable": 10, "inconclusive": 12, "noise-dominated": 13}
@@ -91,7 +92,9 @@ def decide(
     primary = figures[0]
     n = len(primary)
     if not n:
-        return Decision("inconclusive", f"none of {failed} runs succeeded" if failed else "there are no runs yet")
+        return Decision(
+            "inconclusive", f"none of {number_of(failed, 'run')} succeeded" if failed else "there are no runs yet"
+        )
     tests = sum(len(applicable(one)) for one in figures) + len(counted)
     level = FAMILY / tests
     sure = _failures(primary, failed) + [sign for sign in counted if sign.p <= level]

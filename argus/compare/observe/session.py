@@ -35,6 +35,7 @@ class Session:
         meta: For run_meta.json: facts of the machine, the user, versions.
         environment: Of the command, before an arm's variables.
         say: Gets a line after each run.
+        begun: Gets each run that begins: "run 3 of 12".
         execute, machine, wall_clock, cpu_clock, gpus: How a run is made, the machine's state, Unix time in seconds, CPU
             seconds of this process, and the state of its GPUs.
         traced: Makes the runs that are traced: all but those for warm-up (``traced.Traced``); None: none is.
@@ -45,6 +46,7 @@ class Session:
     meta: dict[str, Any]
     environment: Mapping[str, str]
     say: Callable[[str], None] = lambda _line: None
+    begun: Callable[[str], None] = lambda _name: None
     execute: Execute = execute
     machine: Callable[[], Machine] = read_machine
     wall_clock: Callable[[], float] = time.time
@@ -99,6 +101,7 @@ class Session:
     def _one(self, slot: Slot) -> None:
         """Makes one run and records it."""
         name = f"{slot.number:05d}"
+        self.begun(name_of(slot.number, self.meta["runs"], slot.arm.name))
         run: dict[str, Any] = {
             "number": slot.number, "block": slot.block, "arm": slot.arm.name, "warmup": slot.warmup,
             "status": "interrupted", "exit_code": None, "signal": None, "error": "",
@@ -138,7 +141,7 @@ class Session:
             }  # fmt: skip
         self.runs.append(run)
         self.records.write_metrics(self._metrics(decided=False))
-        self.say(line_of(run, len(schedule(self.plan))))
+        self.say(line_of(run, self.meta["runs"]))
 
     def _exposed(self) -> tuple[str, Histogram] | None:
         """The histogram of latencies that a server exposes, with its name; None: none is to be read."""
@@ -164,16 +167,20 @@ class Session:
         return {**figures, **{kind: printed.get(kind) for kind in ("errors", "retries")}}
 
 
+def name_of(number: int, total: int, arm: str) -> str:
+    """Which run it is: ``run 3 of 12  workers=8``."""
+    return f"run {number} of {total}" + (f"  {arm}" if arm else "")
+
+
 def line_of(run: Mapping[str, Any], total: int) -> str:
     """A run in one line."""
     wall_ns = run["figures"].get("wall_ns")
     took = duration(wall_ns) if wall_ns else "-"
-    arm = f"  {run['arm']}" if run["arm"] else ""
     ended = {"ok": "", "timeout": "  ended after the timeout", "not_started": f"  did not start: {run['error']}"}.get(
         run["status"],
         f"  signal {run['signal']}" if run["signal"] is not None else f"  exit code {run['exit_code']}",
     )
-    return f"run {run['number']} of {total}{arm}  {took}{ended}{'  warm-up' if run['warmup'] else ''}"
+    return f"{name_of(run['number'], total, run['arm'])}  {took}{ended}{'  warm-up' if run['warmup'] else ''}"
 
 
 class _Running:

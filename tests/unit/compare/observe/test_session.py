@@ -17,7 +17,7 @@ from argus.cli.main import main
 from argus.compare.observe.evaluate import differences, metrics_of, summary_of
 from argus.compare.observe.plan import Arm, Plan, Readings, schedule
 from argus.compare.observe.records import CONFIG, META, METRICS, REPORT, Records, read, schemas
-from argus.compare.observe.report import report_of
+from argus.compare.observe.report import report_of, shown
 from argus.compare.observe.rule import Decision
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.system import files
@@ -82,11 +82,14 @@ def test_a_warm_up_run_that_fails_is_no_sign_but_a_partial_failure(tmp_path: Pat
     assert (metrics["partial_failure"], metrics["failed"], metrics["decision"]["status"]) == (True, 0, "stable")
 
 
-def test_all_runs_fail(tmp_path: Path) -> None:
+def test_all_runs_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = session(tmp_path / "o", PLAN, [took(1.0, status="failed", exit_code=1)] * 12).carry_out()
     assert metrics["decision"]["status"] == "inconclusive"
     assert metrics["decision"]["reason"] == "none of 10 runs succeeded"
-    load(tmp_path / "o")
+    assert metrics["partial_failure"]
+    assert "\n**Failure**: none of 12 runs succeeded.\n" in load(tmp_path / "o")[2]
+    assert main(["observe", "report", str(tmp_path / "o")]) == 12
+    assert "  failure: none of 12 runs succeeded" in capsys.readouterr().out.splitlines()
 
 
 def test_after_each_run_the_files_have_it(tmp_path: Path) -> None:
@@ -107,7 +110,9 @@ def test_an_interrupted_observation_keeps_what_was_done(tmp_path: Path) -> None:
     metrics, meta, report = load(tmp_path / "o")
     assert meta["status"] == "interrupted"
     assert [run["status"] for run in metrics["runs"]] == ["ok"] * 8 + ["interrupted"]
-    assert "9 of 12 runs were made, nothing is decided" in report
+    assert "**interrupted**: 8 of 12 runs were made, and one was cut short; nothing is decided." in report
+    assert not metrics["partial_failure"], "what was interrupted did not fail"
+    assert "failure" not in report
     again = metrics_of(metrics["runs"], read(tmp_path / "o").plan, decided=True)
     assert again["decision"]["runs"] == 6, "two were for warm-up"
     assert again["failed"] == 0, "what was interrupted did not fail"
@@ -197,6 +202,52 @@ def test_arms_get_their_variables_and_are_compared(tmp_path: Path) -> None:
     assert [sign["kind"] for sign in metrics["decision"]["signs"]] == ["worse_with_more"]
     load(tmp_path / "o")
     assert {(row["arm"], row["runs"]) for row in metrics["summary"]} == {("workers=1", 6), ("workers=4", 6)}
+
+
+def test_a_sign_names_the_figure_in_which_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arms that differ in three figures are three lines, each of another one."""
+    arms = (Arm("off", (("CACHE", "0"),)), Arm("on", (("CACHE", "1"),)))
+    plan = Plan(("x",), repeat=6, arms=arms, seed=5, readings=Readings("t=([0-9.]+) (ms)", errors="error"))
+    slow = [slot.arm is arms[1] for slot in schedule(plan)]
+    outcomes = [took((2.0 if late else 1.0) * one) for late, one in zip(slow, times(12), strict=True)]
+
+    def output(number: int) -> str:
+        late = 2.0 if slow[number - 1] else 1.0
+        return "".join(f"t={late * one:.4f} ms\n" for one in times(50, seed=number)) + "error\n"
+
+    session(tmp_path / "o", plan, outcomes, output=output).carry_out()
+    assert main(["observe", "report", str(tmp_path / "o")]) == 10
+    lines = capsys.readouterr().out.splitlines()
+    kinds = [line.split(":")[0].strip() for line in lines if "arm on is" in line and line.startswith("  ")]
+    assert sorted(kinds) == [
+        "arms differ, latency p50", "arms differ, latency p99", "arms differ, time per request",
+    ]  # fmt: skip
+    assert any(line.startswith("  errors: 12 errors in ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "text"),
+    [
+        ("throughput_s", 12_900.4, "12,900/s"),
+        ("throughput_s", 3.14159, "3.142/s"),
+        ("voluntary_switches", 123_456.0, "123,456"),
+        ("load_before", 0.25, "0.25"),
+        ("step_ns", 1.2e9, "1,200 ms"),
+        ("errors", None, "-"),
+    ],
+)
+def test_figures_have_their_unit(figure: str, value: float | None, text: str) -> None:
+    assert shown(figure, value) == text
+
+
+def test_each_run_is_named_when_it_begins(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan = Plan(("x",), repeat=1, arms=(Arm("a"), Arm("b")), seed=1)
+    made = session(tmp_path / "o", plan, [took(1.0)] * 2, say=said.append)
+    made.begun = said.append
+    made.carry_out()
+    names = [f"run {slot.number} of 2  {slot.arm.name}" for slot in schedule(plan)]
+    assert said == [line for name in names for line in (name, f"{name}  1,000 ms")]
 
 
 def test_latencies_are_read_from_what_a_run_prints(tmp_path: Path) -> None:
