@@ -47,8 +47,8 @@ def test_the_rank_that_waits_least_is_named_with_its_side(name: str, size: float
 
 def with_noise_for_all(common: float, seed: int, *late: tuple[int, int, int]) -> Log:
     """Eight ranks of 300 steps of 68 ms, whose computing varies by a share for all at once and by half of it for each;
-    their loaders hardly vary, and they wait in communication. ``late``: ranks that compute for 30 ms longer from a step to
-    another one."""
+    their loaders hardly vary, and they wait in communication. ``late``: ranks that compute for 30 ms longer from a step
+    to another one."""
     rng = np.random.default_rng(seed)
     compute = 60 * (1 + common * rng.standard_normal(300)) * (1 + common / 2 * rng.standard_normal((8, 300)))
     for rank, first, last in late:
