@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 import numpy as np
 
@@ -374,7 +374,7 @@ def _events(text: _Text, columns: _Columns, progress: Callable[[float], None]) -
 def _ns(value: Any) -> int:
     """Microseconds as the file has them (an int, or the digits of a number) in nanoseconds, exactly; half a nanosecond
     and more is cut off."""
-    if isinstance(value, int):
+    if _is_whole(value):
         return value * 1000
     if isinstance(value, str):
         whole, _, part = value.partition(".")
@@ -384,7 +384,19 @@ def _ns(value: Any) -> int:
     raise ValueError(f"{value!r} is not a time")
 
 
+def _is_whole(value: Any) -> TypeGuard[int]:
+    """Whether JSON has a whole number there: true and false, which Python counts as 1 and 0, are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _number(value: Any) -> int:
+    """A number; 0: there is none.
+
+    Raises:
+        ValueError: It is true or false, or a text that is no number.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is not a number")
     if isinstance(value, str):
         return int(float(value))
     return int(value or 0)
@@ -399,7 +411,7 @@ def _bounded(value: Any, most: int, other: int) -> int:
 def _take(event: dict[str, Any], columns: _Columns) -> None:
     phase = event.get("ph")
     if phase == "M":
-        if event.get("name") == "process_name" and isinstance(event.get("pid"), int):
+        if event.get("name") == "process_name" and _is_whole(event.get("pid")):
             columns.processes[event["pid"]] = str(event.get("args", {}).get("name", ""))
         return
     if phase != "X":
@@ -457,6 +469,8 @@ def _take_work(name: str, begin: int, end: int, tid: int, arguments: dict[str, A
     if not isinstance(dims, list):
         columns.without_shapes += 1
         return
+    if any(isinstance(size, bool) for each in dims if isinstance(each, list) for size in each):
+        raise ValueError("a size is no number")
     work = work_of(name, dims, arguments.get("Concrete Inputs") or [])
     columns.unknown_work += not work.flops
     columns.guessed_work += work.guessed and work.flops > 0
@@ -491,7 +505,7 @@ def _take_operation(
     stream = arguments.get("stream", event.get("tid"))
     row = (
         begin, begin + duration, _number(arguments.get("correlation")) & 0xFFFFFFFF,
-        _number(device) if isinstance(device, (int, str)) and str(device).isdigit() else 0,
+        _number(device) if (_is_whole(device) or isinstance(device, str)) and str(device).isdigit() else 0,
         _number(arguments.get("context")), _number(stream) & 0xFFFFFFFF, symbol, int(kind), copy,
         _number(arguments.get("bytes")), _number(arguments.get("shared memory")),
         _number(arguments.get("registers per thread")), _number(arguments.get("graph id")),
@@ -519,7 +533,7 @@ def _described(arguments: dict[str, Any], begin: int, end: int, tid: int) -> Cpu
         dtype=UNKNOWN_TYPE if code is None else TORCH_DTYPE + code,
         size=_bounded(arguments.get("Group size", -1), 1 << 31, -1) or -1,
         number=_bounded(numbers["seq"], 1 << 62, -1) if "seq" in numbers else -1,
-        peer=_bounded(peer, 1 << 31, -1) if isinstance(peer, int) else -1,
+        peer=_bounded(peer, 1 << 31, -1) if _is_whole(peer) else -1,
     )  # fmt: skip
 
 
@@ -527,7 +541,7 @@ def _elements(dims: Any, types: Any) -> tuple[int, int | None]:
     """Elements and type of the first tensor, from "Input Dims" and "Input type"."""
     first = dims[0] if isinstance(dims, list) and dims else []
     kind = types[0] if isinstance(types, list) and types else ""
-    if not first or not all(isinstance(size, int) for size in first):
+    if not first or not all(_is_whole(size) for size in first):
         return 0, None
     return int(np.prod(first, dtype=np.int64)), _TYPES.get(str(kind).lower())
 
@@ -536,12 +550,12 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     distributed = head.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     rank, source = distributed.get("rank"), "trace"
-    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
+    if not _is_whole(rank) or not 0 <= rank < MOST_RANKS:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"
     world = distributed.get("world_size")
-    world = world if isinstance(world, int) and 0 < world < MOST_RANKS else 0
+    world = world if _is_whole(world) and 0 < world < MOST_RANKS else 0
     base = _base_ns(path, head)
     calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
     rows = np.frombuffer(columns.ops, np.int64).reshape(-1, len(_OP_FIELDS))

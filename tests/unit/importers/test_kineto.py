@@ -580,6 +580,24 @@ def test_an_event_of_odd_values_is_counted(tmp_path: Path, key: str, value: Any)
     assert len(found.ops) == 30
 
 
+@pytest.mark.parametrize("flag", [True, False])
+def test_true_and_false_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: bool) -> None:
+    """Python counts them as 1 and 0, and the store takes neither as a rank."""
+    content = trace()
+    content["distributedInfo"] = {"rank": flag, "world_size": flag}
+    sized = next(e for e in content["traceEvents"] if e["name"] == "aten::mm")
+    sized["args"]["Input Dims"] = [[64, 32], [32, flag]]
+    for place, (key, value) in enumerate([("tid", flag), ("ts", flag), ("pid", flag)]):
+        calls = [e for e in content["traceEvents"] if e["name"] == "cudaLaunchKernel"]
+        calls[place][key] = value
+    content["traceEvents"] += [{"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 1, "dur": 1}] * 400
+    path = write(tmp_path / "rank5.json", content)
+    found = kineto.read(path, 0)
+    assert (found.rank, found.rank_source, found.world_size) == (5, "file name", 0)
+    assert found.losses["events_unreadable"] == 4
+    assert main(["import", "kineto", str(path), "--store", f"chdb://{tmp_path}/store"]) == 0, capsys.readouterr().err
+
+
 def test_an_event_that_is_not_json_is_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", trace())
     text = path.read_text().replace('"name": "cudaEventQuery"', '"name": "a"quote"', 1)
