@@ -50,6 +50,10 @@ WINDOW = 8 << 20
 """Characters that are read at once."""
 LONGEST_EVENT = 4 << 20
 """Characters of an event at most, or it cannot be read. Names of kernels have some thousand."""
+LONGEST_VALUE = 4 << 20
+"""Characters of a value of the head at most, and of what is skipped to find the next event. The ranks of ten process
+groups of 16,384 each have 1 MiB. A packed file of 2 MB can hold one string of 2 GB, and empty objects take 24 bytes a
+character."""
 SEPARATOR = 4096
 """Characters between two events at most, where one cannot be read."""
 UNPACKED_BYTES = 4096
@@ -237,7 +241,7 @@ class _Text:
         """The value that begins here.
 
         Raises:
-            ArgusError: There is none, or it is cut off.
+            ArgusError: There is none, it is cut off, or too long.
         """
         while True:
             try:
@@ -257,7 +261,10 @@ class _Text:
             if self.ended:
                 raise self.wrong(where)
             # It may be longer than what is there.
-            self.read_on(2 * (len(self.window) - self.place))
+            left = len(self.window) - self.place
+            if left >= LONGEST_VALUE:
+                raise self._too_long("a value")
+            self.read_on(2 * left)
 
     def event(self) -> Any:
         """The event that begins here; None, and the next one begins here: it cannot be read."""
@@ -272,14 +279,22 @@ class _Text:
                 self.read_on(2 * left)
             except ValueError:  # a number of more digits than Python reads
                 break
+        begun = self._before + self.place
         while (following := _NEXT_EVENT.search(self.window, self.place)) is None:
             if self.ended:
                 raise self.wrong(len(self.window))
+            if self._before + len(self.window) - begun >= LONGEST_VALUE:
+                raise self._too_long("an event", begun)
             # What separates events may be parted.
             self.place = max(self.place, len(self.window) - SEPARATOR)
             self.read_on()
         self.place = following.end()
         return None
+
+    def _too_long(self, what: str, begun: int | None = None) -> ArgusError:
+        """What to raise of a value that begins at a character, by default the next one."""
+        begun = self._before + self.place if begun is None else begun
+        return _not_json(self.path, f"{what} of more than {LONGEST_VALUE:,} characters begins at character {begun:,}")
 
     def wrong(self, where: int | None = None) -> ArgusError:
         """What to raise of text that is not as it should be from a place of the window on."""

@@ -551,6 +551,37 @@ def test_a_window_of_the_text_shows_as_much(
             kineto.read(path, 0)
 
 
+@pytest.mark.parametrize(
+    ("before", "what"), [('{"trace_id": "', "a value"), ('{"', "a value"), ('{"traceEvents": [{"name": "', "an event")]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_text_without_end_is_refused_before_it_was_read(
+    tmp_path: Path, before: str, what: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed file of 2 MB can hold a string of 2 GB."""
+    monkeypatch.setattr(kineto, "WINDOW", 1000)
+    monkeypatch.setattr(kineto, "LONGEST_EVENT", 2000)
+    monkeypatch.setattr(kineto, "LONGEST_VALUE", 5000, raising=False)
+    text = (before + "x" * 1_000_000 + '"}').encode()
+    path = tmp_path / "rank0.json"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    held, read = [], [0]
+    read_on = kineto._Text.read_on
+
+    def noted(self: kineto._Text, least: int = 0) -> None:
+        read_on(self, least)
+        held.append(len(self.window))
+        read[0] = self._before + len(self.window)
+
+    monkeypatch.setattr(kineto._Text, "read_on", noted)
+    begins = before.rindex('{"name') if what == "an event" else before.rindex('"')
+    line = f"is not a JSON trace: {what} of more than 5,000 characters begins at character {begins:,}"
+    with pytest.raises(ArgusError, match=line):
+        kineto.read(path, 0)
+    assert max(held) < 20_000
+    assert read[0] < 20_000
+
+
 def test_two_files_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(write(tmp_path / name, trace(3))) for name in ("a.json", "b.json")]
     assert main(["import", "kineto", *paths, "--store", f"chdb://{tmp_path}/store"]) == 2
