@@ -37,6 +37,7 @@ from argus.importers.recordings.recording import (
     connect,
 )
 from argus.importers.recordings.steps import marks_from
+from argus.importers.regular import open_regular
 from argus.model.calls import TORCH_DTYPE
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.records import GPU_OP, GpuKind
@@ -175,7 +176,7 @@ class _Text:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
         try:
-            self._raw = path.open("rb")
+            self._raw = open_regular(path)
             self._size = max(os.fstat(self._raw.fileno()).st_size, 1)
             packed = self._raw.read(2) == b"\x1f\x8b"
             self._raw.seek(0)
@@ -318,7 +319,7 @@ def _unpacked(path: Path) -> int:
     """How many bytes of a gzip file can be unpacked: where its damage shows."""
     decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     done = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while packed := file.read(UNPACKED_BYTES):
             before = decoder.copy()
             try:

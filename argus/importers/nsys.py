@@ -25,6 +25,7 @@ from argus.importers.recordings.collectives import operation_name, take_collecti
 from argus.importers.recordings.facts import NSYS, NSYS_VARIABLES, nsys_facts
 from argus.importers.recordings.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
 from argus.importers.recordings.steps import marks_from
+from argus.importers.regular import open_regular
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.records import GPU_OP, GpuKind
 
@@ -82,7 +83,7 @@ class _Export:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 head = file.read(len(_MAGIC))
         except FileNotFoundError:
             raise ArgusError(f"{path} does not exist", EXPORT_HINT, EXIT_UNAVAILABLE) from None
@@ -134,7 +135,7 @@ class _Export:
     def _whole(self) -> None:
         """Checks that the file is as long as its header declares
         (https://www.sqlite.org/fileformat.html#the_database_header)."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             head = file.read(100)
             there = file.seek(0, os.SEEK_END)
         page = int.from_bytes(head[16:18], "big")

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
+from argus.importers.regular import open_regular
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
 from argus.model.units import binary_size
@@ -100,7 +101,7 @@ def blocks(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Array]
 def _head(path: Path) -> tuple[bytes, bool]:
     """The first bytes, unpacked, and whether they were packed."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(1 << 16)
     except OSError as failure:
         raise ArgusError(f"{path} cannot be read: {failure.strerror}", "", EXIT_USAGE) from None
@@ -167,7 +168,7 @@ def _row_of(path: Path, broken: str, *, packed: bool) -> str:
     if not broken or packed:
         return ""
     text = broken.encode(errors="replace")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         place = whole.find(b"\n" + text)
         # Longer rows may begin like it.
         while place >= 0 and whole[place + 1 + len(text) : place + 2 + len(text)] not in (b"", b"\r", b"\n"):

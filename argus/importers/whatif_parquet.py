@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from argus.diagnose.whatif.dependencies import Layout, Operations
+from argus.importers.regular import open_regular
 from argus.importers.rows import ImportReport, store_run
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
@@ -72,7 +73,8 @@ def read_meta(path: Path) -> tuple[str, Layout]:
         ArgusError: It cannot be read, a line cannot be parsed, or a size is not a number above 0.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open_regular(path) as file:
+            lines = file.read().decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as failure:
         raise ArgusError(
             f"{path} cannot be read: {_why(failure)}", "Name a YAML file with --meta", EXIT_USAGE
@@ -123,6 +125,7 @@ def read(path: Path, meta: Path | None) -> Trace:
     """
     name, layout = read_meta(meta) if meta is not None else ("", Layout())
     try:
+        open_regular(path).close()
         there = pq.read_schema(path).names
         # Memory holds what is used: of words each different one once.
         table = pq.read_table(path, columns=[one for one in there if one in READ], read_dictionary=["optype"])
@@ -274,7 +277,7 @@ def _damaged(path: Path) -> str:
     """Which part of a file cannot be read; empty: not known."""
     try:
         there = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(there - len(_MAGIC), 0))
             ending = file.read()
     except OSError:

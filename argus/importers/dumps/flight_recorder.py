@@ -27,6 +27,7 @@ from typing import Any
 
 from argus.importers.dumps import plain_pickle
 from argus.importers.recordings.recording import Progress
+from argus.importers.regular import open_regular
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
 
@@ -159,7 +160,7 @@ def _inside(files: list[Path], counters: Tally[str]) -> list[Path]:
     kept = []
     for path in files:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 head = file.read(64)
         except OSError as error:
             raise ArgusError(f"{path} cannot be read: {error.strerror}", "", EXIT_UNAVAILABLE) from None
@@ -208,7 +209,8 @@ def read(path: Path) -> Dump:
         size = path.stat().st_size
         if size > plain_pickle.MAX_BYTES:
             raise plain_pickle.NotPlain(f"it has {size:,} bytes, over {plain_pickle.MAX_BYTES:,}")
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read(plain_pickle.MAX_BYTES + 1)
         written_ns = path.stat().st_mtime_ns
         content = _json(data) if data.lstrip()[:1] in (b"{", b"[") else plain_pickle.loads(data)
         return _dump(content, path, written_ns)

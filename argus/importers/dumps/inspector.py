@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.importers.recordings.recording import Progress
+from argus.importers.regular import open_regular
 from argus.importers.rows import ImportReport, store_run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
@@ -81,7 +82,7 @@ def read_all(paths: Sequence[Path], progress: Progress = lambda what, share: Non
 
 def _read(path: Path, log: Log) -> None:
     wrong, lines, why = 0, 0, ""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while line := file.readline(MAX_LINE + 1):
             lines += 1
             try:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from argus.importers.recordings.recording import MOST_NS
+from argus.importers.regular import open_regular
 from argus.importers.rows import HOST, ImportReport, store_run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
@@ -76,7 +77,8 @@ def read(path: Path) -> Report:
             raise ValueError("it is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
         return _report(_parse(data), path)
     except OSError as error:
         raise ArgusError(f"{path} cannot be read: {error.strerror}", HINT, EXIT_UNAVAILABLE) from None
