@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from argus.importers.dumps import dumps, flight_recorder, inspector, ras
+from argus.importers.dumps import dumps, flight_recorder, inspector, moments, ras
 from argus.importers.recordings.recording import find_files
 from argus.store.open import open_store
 
@@ -22,10 +22,13 @@ def _counted(number: int, what: str) -> str:
 
 @click.command("flight-recorder")
 @click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
+@click.option("--any-time", is_flag=True, help="Keep dumps whose times are far from the others': only clocks differ.")
 @_job
 @format_option()
 @store_option
-def import_flight_recorder(paths: tuple[Path, ...], job: str | None, output_format: str, store_url: str | None) -> None:
+def import_flight_recorder(
+    paths: tuple[Path, ...], any_time: bool, job: str | None, output_format: str, store_url: str | None
+) -> None:
     """Import dumps of PyTorch's NCCL flight recorder, pickled or as JSON: files, one a rank, or folders of them. Then
     `argus diagnose` names the ranks that held up the others, and in which collective.
 
@@ -35,6 +38,10 @@ def import_flight_recorder(paths: tuple[Path, ...], job: str | None, output_form
     """
     with _progress() as progress:
         read_dumps, counters = flight_recorder.read_all(paths, progress)
+    kept, notes = (read_dumps, []) if any_time else moments.of_one_time(read_dumps)
+    if len(kept) < len(read_dumps):
+        counters["dumps_of_another_time"] = len(read_dumps) - len(kept)
+    read_dumps = kept
     job = job or _name(paths)
     with open_store(store_url) as store:
         run, stored = dumps.write(store, job, read_dumps, counters)
@@ -46,14 +53,14 @@ def import_flight_recorder(paths: tuple[Path, ...], job: str | None, output_form
             "job": job, "run": run, "store": url, "ranks": [dump.rank for dump in read_dumps],
             "without_dump": sorted(set(flight_recorder.all_ranks(read_dumps)) - {dump.rank for dump in read_dumps}),
             "calls": calls, "pending": pending, "formats": sorted({dump.version for dump in read_dumps}),
-            "counters": dict(stored.counters),
+            "counters": dict(stored.counters), "notes": notes,
         }, indent=2))  # fmt: skip
         return
     click.echo(
         f"{_name(paths)}: {calls:,} calls of {_counted(len(read_dumps), 'rank')}, {pending:,} of which had not "
         f"completed; format {', '.join(sorted({dump.version or '?' for dump in read_dumps}))}"
     )
-    _print_stored(job, run, url, stored, [])
+    _print_stored(job, run, url, stored, notes)
 
 
 @click.command("ras")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from argus.cli.main import main
 from argus.diagnose.verdict import json_schema
 from argus.importers import rows
-from argus.importers.dumps import dumps, flight_recorder, plain_pickle
+from argus.importers.dumps import dumps, flight_recorder, moments, plain_pickle
 from argus.importers.rows import ImportReport
 from argus.model.errors import ArgusError
 from argus.store.arrow import to_arrow
@@ -220,6 +220,65 @@ def test_dumps_of_different_moments_are_no_hang(tmp_path: Path, url: str, capsys
     found = imported(folder, url, "moments", capsys)
     assert (found["status"], found["findings"]) == ("inconclusive", [])
     assert "the dumps are not of one moment" in found["reason"]
+
+
+def two_hangs(folder: Path, older: tuple[int, ...], hours: float, *, empty: tuple[int, ...] = ()) -> Path:
+    """Eight ranks, of which rank 2 stopped; the dumps of ``older`` are of a hang so many hours before."""
+    hang = run(flight_dumps.job(2, 2, 2), [Fault("cpu", 2, 33)], seed=1)
+    folder.mkdir()
+    for rank in range(8):
+        dump = flight_dumps.dump(hang, rank)
+        for entry in dump["entries"]:
+            for name in ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"):
+                if rank in older and entry.get(name):
+                    entry[name] -= int(hours * 3600e9)
+        if rank in empty:
+            dump["entries"] = []
+        (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    return folder
+
+
+def test_dumps_of_an_older_hang_are_left_out(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that left no dump this time, but one of an older hang, counts as one without a dump."""
+    folder = two_hangs(tmp_path / "d", (2, 5), 8.1, empty=(7,))
+    assert main(["import", "flight-recorder", str(folder), "--job", "stale", "--store", url]) == 0
+    shown = capsys.readouterr().out
+    assert "the dumps of ranks 2, 5 are 8.1 h older than the others: left out, as if missing" in shown
+    assert "the dump of rank 7 has no call that shows of when: kept" in shown
+    assert "dumps of another time 2" in shown
+    found = verdict(url, "stale", capsys)
+    assert "no dump of ranks 2, 5" in found["reason"]
+    assert 2 in found["findings"][0]["ranks"]
+    # All of them, where the user knows that clocks differ.
+    assert main(["import", "flight-recorder", str(folder), "--any-time", "--job", "all", "--store", url]) == 0
+    assert "older" not in capsys.readouterr().out
+    # The other way round.
+    newer = two_hangs(tmp_path / "n", (0,), -30)
+    assert main(["import", "flight-recorder", str(newer), "--job", "n", "--format", "json", "--store", url]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["without_dump"] == [0]
+    assert told["notes"] == [
+        "the dump of rank 0 is 30.0 h newer than the others: left out, as if missing (--any-time keeps all)"
+    ]
+
+
+def test_dumps_of_one_hang_may_be_within_an_hour(tmp_path: Path) -> None:
+    """Ranks stop within a timeout of one another; where calls may take long, so may that."""
+    dumps_of = [flight_recorder.read(path) for path in sorted(two_hangs(tmp_path / "d", (2, 5), 0.9).iterdir())]
+    assert moments.of_one_time(dumps_of) == (dumps_of, [])
+    apart = [flight_recorder.read(path) for path in sorted(two_hangs(tmp_path / "e", (2, 5), 3.0).iterdir())]
+    assert [dump.rank for dump in moments.of_one_time(apart)[0]] == [0, 1, 3, 4, 6, 7]
+    apart[0].calls["timeout_ms"][0] = 2 * 3600 * 1000
+    assert moments.of_one_time(apart) == (apart, [])
+
+
+def test_dumps_half_of_which_are_of_another_hang_are_refused(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = refused(two_hangs(tmp_path / "d", (4, 5, 6, 7), 8.1, empty=(7,)), url, capsys)
+    assert "the dumps are of 2 times: ranks 4, 5, 6 stopped at " in shown
+    assert "; ranks 0, 1, 2, 3 stopped at " in shown
+    assert "Import each hang by itself" in shown
 
 
 # ---- what is refused
