@@ -72,6 +72,8 @@ _DTYPES = {
 _RANK_WORD = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?=\D*$)")
 _NUMBER = re.compile(r"\d{1,9}")
+_PICKLED = re.compile(rb"\x80|\(d(p\d+\n|[VS.])|\}[q(rXU.]")
+"""How a pickled dictionary begins: with its protocol (2 and later), or as one on the stack of protocol 0, or 1."""
 STATES = ("scheduled", "started", "completed")
 
 
@@ -164,7 +166,7 @@ def _inside(files: list[Path], counters: Tally[str]) -> list[Path]:
                 head = file.read(64)
         except OSError as error:
             raise ArgusError(f"{path} cannot be read: {error.strerror}", "", EXIT_UNAVAILABLE) from None
-        if head[:1] == b"\x80" or head.lstrip()[:1] == b"{" or (not head and _rank_in_name(path.name) >= 0):
+        if _PICKLED.match(head) or head.lstrip()[:1] == b"{" or (not head and _rank_in_name(path.name) >= 0):
             kept.append(path)
         else:
             counters["files_of_other_kinds"] += 1

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import pickle
+import pickletools
 import random
 import re
+from collections import Counter as Tally
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +446,21 @@ def test_two_dumps_of_a_rank_and_folders_without_any(
     (tmp_path / "none" / "log.txt").write_text("nothing")
     assert "has no flight-recorder dump" in refused(tmp_path / "none", url, capsys)
     assert "does not exist" in refused(tmp_path / "nowhere", url, capsys)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("optimized", [False, True])
+def test_dumps_of_every_protocol_are_found_in_a_folder(tmp_path: Path, protocol: int, optimized: bool) -> None:
+    """Before protocol 2 no byte says that a file is a pickle. Text that begins alike is none."""
+    for rank, content in enumerate([flight_dumps.dump(run(flight_dumps.job(1, 1, 2), []), 0), {}]):
+        data = pickle.dumps(content, protocol=protocol)
+        (tmp_path / f"rank_{rank}").write_bytes(pickletools.optimize(data) if optimized else data)
+    for name, text in (("notes_1.txt", "(default) nothing"), ("log_2", "} else {"), ("log_3", "(dp0) of rank 3\n")):
+        (tmp_path / name).write_text(text)
+    counters: Tally[str] = Tally()
+    found = flight_recorder.find_dumps([tmp_path], counters)
+    assert [path.name for path in found] == ["rank_0", "rank_1"]
+    assert counters["files_of_other_kinds"] == 3
 
 
 # ---- fuzz
