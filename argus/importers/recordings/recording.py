@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -275,7 +275,8 @@ def _without_nested(recording: Recording, calls: NDArray[np.void]) -> NDArray[np
 
 
 def find_files(paths: Sequence[Path], suffixes: tuple[str, ...], hint: str) -> list[Path]:
-    """Files to read: those named, and of folders all recordings in them, sorted by name.
+    """Files to read: those named, and of folders all recordings in them (of their subfolders, where a folder itself has
+    none), sorted by name.
 
     Args:
         paths: Files and folders.
@@ -288,12 +289,17 @@ def find_files(paths: Sequence[Path], suffixes: tuple[str, ...], hint: str) -> l
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(one for one in path.iterdir() if one.name.endswith(suffixes) and one.is_file())
+            inside = _recordings(path.iterdir(), suffixes) or _recordings(path.glob("*/*"), suffixes)
             if not inside:
-                raise ArgusError(f"{path} has no {' or '.join(suffixes)} file", hint, EXIT_UNAVAILABLE)
+                what = f"no {' or '.join(suffixes)} file, nor have its subfolders"
+                raise ArgusError(f"{path} has {what}", hint, EXIT_UNAVAILABLE)
             files += inside
         elif path.exists():
             files.append(path)
         else:
             raise ArgusError(f"{path} does not exist", hint, EXIT_UNAVAILABLE)
     return files
+
+
+def _recordings(paths: Iterable[Path], suffixes: tuple[str, ...]) -> list[Path]:
+    return sorted(one for one in paths if one.name.endswith(suffixes) and one.is_file())

@@ -19,7 +19,7 @@ from argus.importers import kineto
 from argus.importers.recordings import convert
 from argus.importers.recordings.flops import achieved
 from argus.importers.recordings.groups import find_communicators
-from argus.importers.recordings.recording import CALL_KINDS, Recording
+from argus.importers.recordings.recording import CALL_KINDS, Recording, find_files
 from argus.importers.recordings.steps import OFFLINE, ONLINE, RankSteps, find_all_steps, marks_from, sequence
 from argus.model.errors import ArgusError
 from argus.semantics.gpu.usage import GpuUsage
@@ -594,6 +594,26 @@ def test_missing_and_empty_folders(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "folder").mkdir()
     assert main(["import", "kineto", str(tmp_path / "folder"), "--store", f"chdb://{tmp_path}/store"]) == 3
     assert "has no .json" in capsys.readouterr().err
+
+
+def test_a_folder_of_folders_is_all_recordings_in_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One level, where the folder itself has none: a pod's or node's recordings are often in a folder of its own."""
+    folder, where = tmp_path / "job", ["--store", f"chdb://{tmp_path}/store"]
+    for rank in range(4):
+        (folder / f"pod-{'ab'[rank // 2]}").mkdir(parents=True, exist_ok=True)
+        write(folder / f"pod-{'ab'[rank // 2]}" / f"rank{rank}.json", trace(rank))
+    (folder / "pod-b" / "deeper").mkdir()
+    write(folder / "pod-b" / "deeper" / "rank9.json", trace(9))
+    assert main(["import", "kineto", str(folder), "--format", "json", *where]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(each["file"]).relative_to(folder).as_posix() for each in found["recordings"]] == [
+        "pod-a/rank0.json", "pod-a/rank1.json", "pod-b/rank2.json", "pod-b/rank3.json",
+    ]  # fmt: skip
+    write(folder / "pod-a" / "again.json", trace(3))
+    assert main(["import", "kineto", str(folder), *where]) == 2
+    assert "are both of rank 3" in capsys.readouterr().err
+    write(folder / "rank7.json", trace(7))
+    assert find_files([folder], kineto.SUFFIXES, "") == [folder / "rank7.json"]
 
 
 @pytest.mark.parametrize(
