@@ -355,11 +355,33 @@ def _dates(path: Path, name: str, values: pa.Array, first: int) -> Int:
             continue
         _check(path, name, values, ns < int(MOST_NS), first, "a time after 1970")
         return ns
-    texts = _texts(values)
-    wrong = np.array([not re.match(r"\s*\d{4}-\d\d-\d\d", text) for text in texts.tolist()])
-    wrong = wrong if wrong.any() else np.ones(len(texts), bool)
+    texts = _texts(values).tolist()
+    number = np.array([_is_number(text) for text in texts])
+    dated = np.array([re.match(r"\s*\d{4}-\d\d-\d\d", text) is not None for text in texts])
+    # Which kind most rows are of; the first one that is not is named.
+    wrong = ~number if number.sum() > dated.sum() else ~dated
+    if not wrong.any():
+        zoned = np.array([_is_date(text, "UTC") for text in texts])
+        plain = np.array([_is_date(text, None) for text in texts])
+        wrong = ~zoned if zoned.sum() > plain.sum() else ~plain
     _check(path, name, values, wrong, first, "a time: seconds since 1970, or as 2026-01-31T12:00:00Z")
     raise AssertionError("a row was named")
+
+
+def _is_date(text: str, zone: str | None) -> bool:
+    try:
+        pc.cast(pa.array([text.strip()]), pa.timestamp("ns", zone))
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _begins(rank: Int, duration: Int, ends: dict[int, int], begin_ns: int) -> Int:
@@ -437,14 +459,7 @@ def _numbers(path: Path, name: str, texts: NDArray[np.str_], chosen: NDArray[np.
     except ValueError:
         pass
 
-    def is_number(text: str) -> bool:
-        try:
-            float(text)
-        except ValueError:
-            return False
-        return True
-
-    wrong = np.array([not is_number(text) for text in texts.tolist()]) & chosen
+    wrong = np.array([not _is_number(text) for text in texts.tolist()]) & chosen
     _check(path, name, texts, wrong, first, "a number")
     raise AssertionError("numpy and Python differ on what is a number")
 

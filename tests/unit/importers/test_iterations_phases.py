@@ -178,6 +178,30 @@ def test_files_that_make_no_sense_are_refused(tmp_path: Path, url: str, capsys: 
     assert "row 2: at is 'soon'" in refused(url, capsys, odd, options=times)
 
 
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("1790000000.07", ""),
+        ("1790000000.07", "soon"),
+        ("1790000000.07", "2026-01-01"),
+        ("0.5", "-"),
+        ("2026-01-31T12:00:00", ""),
+        ("2026-01-31T12:00:00", "1790000000"),
+        ("2026-01-31T12:00:00", "2026-13-45T12:00:00"),
+        ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00"),
+        ("2026-01-31", "2026-01-31T12:00:00Z"),
+    ],
+)
+def test_the_row_without_a_time_is_named(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], good: str, bad: str
+) -> None:
+    path = tmp_path / "times.csv"
+    rows = [f"0,{step},10,1,7,{bad if step == 5 else good}" for step in range(9)]
+    path.write_text("\n".join([f"{HEAD},at", *rows]) + "\n")
+    shown = refused(url, capsys, path, options=[*OPTIONS, "--time-column", "at"])
+    assert f"row 6: at is '{bad}', not a time" in shown
+
+
 def test_a_log_is_diagnosed(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     fault = Fault("data_loading", 11, 0.4)
     pq.write_table(table(make(LAYOUTS["wait inside compute"], faults=(fault,), seed=3)), tmp_path / "log.parquet")
