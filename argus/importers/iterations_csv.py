@@ -424,7 +424,8 @@ def _ranks(path: Path, name: str, values: pa.Array, first: int, reading: _Readin
     bare = np.char.partition(texts, ".")
     whole = np.char.isdecimal(bare[:, 0]) & (np.char.strip(bare[:, 2], "0") == "")
     numeric = whole & (np.char.str_len(bare[:, 0]) < 10)
-    if reading.names is None and (reading.rows or numeric.all()):
+    # One that is none among numbers is damage, which as a name would make a rank of its own and rename the others.
+    if reading.names is None and (reading.rows or 2 * numeric.sum() >= len(numeric)):
         _check(path, name, values, ~numeric, first, "the number of a rank, as others are")
         return np.asarray(bare[:, 0].astype(np.int64))
     if reading.names is None:

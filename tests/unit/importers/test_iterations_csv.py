@@ -100,6 +100,10 @@ def test_ranks_with_names_are_numbered(tmp_path: Path, url: str, capsys: pytest.
         ("1,0,1e12\n", "not a duration in ms (it is over 53 days"),
         ("1.5,0,5\n", "row 1: step is '1.5', not the number of a step"),
         ("1,,5\n", "row 1: worker is '', not a rank"),
+        ("1,0,5\n1,1,5\n2,-5,5\n2,1,5\n", "row 3: worker is '-5', not the number of a rank, as others are"),
+        ("1,0,5\n1,1,5\n2,0,5\n2,nan,5\n", "row 4: worker is 'nan', not the number of a rank, as others are"),
+        ("1,x,5\n1,1,5\n2,0,5\n2,1,5\n", "row 1: worker is 'x', not the number of a rank, as others are"),
+        ("1,0,5\n1,1.5,5\n", "row 2: worker is '1.5', not the number of a rank, as others are"),
         ("1,0,1e308\n", "row 1: took is '1e308', not a duration"),
         ("1,0,5\n2,0\n", "row 2 at byte 23: CSV parse error: Expected 3 columns, got 2"),
         ("1,0,5\n2,0,6\n2,0\n", "row 3 at byte 29: CSV parse error: Expected 3 columns, got 2"),  # not row 2
