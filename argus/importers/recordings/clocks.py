@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from argus.importers.recordings.collectives import POINT_TO_POINT
 from argus.importers.recordings.recording import UNKNOWN_HOST, Int, Recording
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.units import duration
+from argus.model.units import duration, ranks_text
 
 AGREE_NS = 50_000
 """Clocks that differ by less are one: no lateness that a diagnosis reports is as small. Hosts that follow NTP are 50 us
@@ -321,13 +321,14 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
 
     Args:
         words: ``0-7=node1``, ``3=node1`` or ``0,2,4=node1``; or a regular expression, whose first group in the path of
-            a rank's file is its host. The last that fits counts.
+            a rank's file is its host. The last that fits counts; but a rank has one host by number.
         recordings: All of the job.
 
     Raises:
-        ArgusError: A word is neither, or names a rank that there is not.
+        ArgusError: A word is neither, or names a rank that there is not, or that another has on another host.
     """
     host_of: dict[int, str] = {}
+    numbered: dict[int, str] = {}
     ranks = {each.rank for each in recordings}
     for word in words:
         if match := re.fullmatch(r"([\d,\s-]+)=(.+)", word):
@@ -338,7 +339,14 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
                 wanted = ranks & set(range(ends[0], min(ends[-1], max(ranks, default=0)) + 1))
                 if not wanted:
                     raise ArgusError(f"--host-of {word}: rank {part} is not imported", HOST_OF_HINT, EXIT_USAGE)
-                host_of |= dict.fromkeys(wanted, match[2].strip())
+                host = match[2].strip()
+                if twice := sorted(rank for rank in wanted if numbered.get(rank, host) != host):
+                    raise ArgusError(
+                        f"--host-of {word}: {ranks_text(twice)} {'is' if len(twice) == 1 else 'are'} on "
+                        f"{numbered[twice[0]]} by another --host-of", HOST_OF_HINT, EXIT_USAGE,
+                    )  # fmt: skip
+                numbered |= dict.fromkeys(wanted, host)
+                host_of |= dict.fromkeys(wanted, host)
             continue
         try:
             pattern = re.compile(word)

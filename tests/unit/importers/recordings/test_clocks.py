@@ -120,6 +120,12 @@ def test_hosts_that_the_user_gives(tmp_path: Path) -> None:
     for wrong in ("7=a", "(", "abc", "x(y)", "1-2-3=a"):
         with pytest.raises(ArgusError, match="--host-of"):
             hosts_given([wrong], recordings)
+    for twice in (["0-2=a", "2-3=b"], ["0-2=a", "1=b", "3=c"], ["1,1-2=a", "(n\\d)", "2=b"]):
+        with pytest.raises(ArgusError, match=r"--host-of \S+: ranks? [12] is on a by another --host-of"):
+            hosts_given(twice, recordings)
+    # What says the same twice is no contradiction, and numbers may correct a pattern.
+    assert hosts_given(["0-2=a", "2-3=a"], recordings) == dict.fromkeys(range(4), "a")
+    assert hosts_given([r"/(n\d)/", "3=b"], recordings) == {0: "n0", 1: "n0", 2: "n1", 3: "b"}
     find_hosts(recordings, {}, {0: "a", 1: "a", 2: "b", 3: "b"})
     assert [each.host for each in recordings] == ["a", "a", "b", "b"]
 
