@@ -107,8 +107,10 @@ def import_ras(paths: tuple[Path, ...], job: str | None, output_format: str, sto
 def import_inspector(paths: tuple[Path, ...], job: str | None, output_format: str, store_url: str | None) -> None:
     """Import logs of NCCL's Inspector: JSON lines, one a completed collective; files, or folders of them.
 
-    \b argus import inspector nccl-inspector-4711/ --job llama argus sql "SELECT rank, op, avg(waited_ns) FROM
-      latest_collective_waits GROUP BY rank, op ORDER BY rank, op" """
+    \b
+      argus import inspector nccl-inspector-4711/ --job llama
+      argus sql "SELECT rank, op, avg(waited_ns) FROM latest_collective_waits GROUP BY rank, op ORDER BY rank, op"
+    """
     with _progress() as progress:
         log = inspector.read_all(find_files(paths, inspector.SUFFIXES, inspector.HINT), progress)
     job = job or _name(paths)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from argus.cli.import_trace import command
 from argus.cli.main import main
 from argus.importers.dumps import inspector, ras
 from argus.model.errors import ArgusError
@@ -142,6 +143,18 @@ def test_inspector_logs_are_stored(tmp_path: Path, url: str, capsys: pytest.Capt
     assert hosts["host"].tolist() == ["node0", "node0", "node1", "node1"]
     main(["diagnose", "--job", "inspected", "--format", "json", "--store", url])
     assert json.loads(capsys.readouterr().out)["status"] == "inconclusive"
+
+
+@pytest.mark.parametrize("verb", sorted(command.commands))
+def test_help_shows_one_command_a_line(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples are lines that can be copied, and nothing in it is a control character."""
+    assert main(["import", verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "\b" not in shown
+    assert "\\u0008" not in shown
+    lines = shown.splitlines()
+    assert any(line.startswith(f"    argus import {verb} ") for line in lines)
+    assert not [line for line in lines if line.count("argus ") > 1 and "&&" not in line]
 
 
 def test_a_log_that_is_cut_off_and_one_of_another_kind(tmp_path: Path) -> None:
