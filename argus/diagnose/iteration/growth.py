@@ -48,8 +48,6 @@ def detect(case: Case) -> list[Suspect]:
     suspects = case.suspects_of(*EXPLAINING_KINDS)
     confirmed = None if case.gpus is None or suspects else partial(slow_gpus.all_grown, case.gpus)
     regression, more_work = _regression(case, has_suspects=bool(suspects), confirmed=confirmed)
-    if regression is None and not more_work and case.gpus is not None and not suspects:
-        regression = short.regression(case.gpus, case.numbers, case.durations)
     case.notes.more_work = more_work
     if regression is None or _explained(case, suspects, regression):
         return []
@@ -79,6 +77,11 @@ def _regression(
     def find(durations: NDArray[np.float64]) -> Regression | None:
         # Of ranks that were found since when is known: what came bit by bit is looked for where nobody was.
         change = find_regression(durations) if has_suspects else find_growth(durations)
+        if case.gpus is not None and (change is not None or not has_suspects):
+            # With fewer than ten steps on a side the rule of ten puts a change too far from that end.
+            sharp = short.regression(case.gpus, numbers, durations)
+            if sharp is not None and (change is None or min(sharp.index, len(numbers) - sharp.index) < MIN_STEPS):
+                return sharp
         if change is None and confirmed is not None:
             change = find_regression(durations, least=case.threshold)
             if change is not None and not confirmed(int(numbers[change.index])):

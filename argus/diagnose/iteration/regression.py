@@ -280,11 +280,12 @@ def more_to_do(change: Regression, work: Float) -> tuple[int, float] | None:
         Which measure, and by which factor it grew; None: none explains it.
     """
     grown = change.after_ns / change.before_ns
+    enough = min(MIN_STEPS, change.index, len(work) - change.index)
     best: tuple[int, float] | None = None
     for which in range(work.shape[1]):
         before, after = work[: change.index, which], work[change.index :, which]
         before, after = before[np.isfinite(before)], after[np.isfinite(after)]
-        if len(before) < MIN_STEPS or len(after) < MIN_STEPS:
+        if len(before) < enough or len(after) < enough:
             continue
         factor = float(np.median(after) / max(float(np.median(before)), 1e-9))
         if factor**STEEPEST * (1 + REGRESSION / 2) >= grown and (best is None or factor > best[1]):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from argus.cli.main import main
 from argus.diagnose.causes.cpu_time import attribute_by_phases
-from argus.diagnose.iteration.regression import find_regression, more_to_do, without_work
+from argus.diagnose.iteration.regression import Regression, find_regression, more_to_do, without_work
 from argus.diagnose.ranks.lateness import Straggler, by_chance, find_episode, find_onset, find_stragglers, lateness_of
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import runnable_sql
@@ -168,6 +168,13 @@ def test_work_is_taken_out_of_step_times() -> None:
     other = np.exp(0.3 * rng.standard_normal((200, 1)))
     np.testing.assert_array_equal(without_work(durations, other), durations)
     assert more_to_do(found, work) is None
+
+
+def test_more_work_explains_a_change_near_the_end() -> None:
+    work = np.where(np.arange(24) < 16, 1e6, 1.3e6)[:, None]
+    assert more_to_do(Regression(16, 1e8, 1.3e8, 0.8), work) == (0, pytest.approx(1.3))
+    work[18:] = np.nan
+    assert more_to_do(Regression(16, 1e8, 1.3e8, 0.8), work) is None, "of too few steps it is known"
 
 
 def test_onset_and_episode() -> None:

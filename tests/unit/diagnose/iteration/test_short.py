@@ -49,3 +49,14 @@ def test_few_steps_of_a_healthy_job_name_nobody(shared: Store, mesh: Mesh) -> No
 def test_three_steps_are_too_few_for_what_gpus_wait_for(shared: Store) -> None:
     verdict = verdict_on(shared, "three", Mesh(dp=8), 3, "data_loading:loud:ranks=3")
     assert (verdict["status"], verdict["findings"]) == ("inconclusive", [])
+
+
+@pytest.mark.parametrize(("before", "after"), [(16, 8), (20, 8), (12, 6), (8, 16)])
+def test_a_change_near_an_end_is_reported_where_it_is(shared: Store, before: int, after: int) -> None:
+    job = f"change {before} {after}"
+    verdict = verdict_on(shared, job, Mesh(dp=4), before + after, f"regression:loud:from={before}")
+    (finding,) = verdict["findings"]
+    assert (finding["kind"], finding["steps"][0]) == ("regression", before)
+    assert f"only {before} steps before it and {after} from then on were seen" in finding["evidence"][1]["text"]
+    fewer = min(before, after)
+    assert finding["confidence"] == pytest.approx(0.9 * fewer / (fewer + 1), abs=0.02)
