@@ -62,7 +62,9 @@ def _training_thread(chosen: list[tuple[tuple[str, int, int, int], Role]]) -> in
     """The thread with the most ranges that only the one that trains has; -1: no range has a role."""
     count: dict[int, int] = {}
     for (_, _, _, tid), role in chosen:
-        count[tid] = count.get(tid, 0) + (3 if role in (Role.OPTIMIZER, Role.DATA) else 1)
+        # Threads of their own write checkpoints, too.
+        weight = 3 if role in (Role.OPTIMIZER, Role.DATA) else role is not Role.CHECKPOINT
+        count[tid] = count.get(tid, 0) + weight
     return max(count, key=lambda tid: count[tid], default=-1)
 
 

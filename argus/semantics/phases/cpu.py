@@ -86,10 +86,11 @@ class Phase(IntEnum):
     BACKWARD = 2
     COMMUNICATION = 3
     OPTIMIZER = 4
-    OTHER = 5
+    CHECKPOINT = 5
+    OTHER = 6
 
 
-PHASES = ("data_loading", "forward", "backward", "communication", "optimizer", "other")
+PHASES = ("data_loading", "forward", "backward", "communication", "optimizer", "checkpoint", "other")
 """Names of ``PHASE["phase"]``, as the table ``phases`` spells them."""
 METHODS = ("marks", "between_marks", "remainder")
 """Names of ``PHASE["method"]``: from marks of the phase itself, from its neighbours, what nothing explained."""
@@ -129,10 +130,12 @@ class _Label(IntEnum):
     BACKWARD = 4
     BACKWARD_GUESSED = 5
     FORWARD = 6
-    DATA_GUESSED = 7
-    FORWARD_GUESSED = 8
-    NOTHING = 9
-    WORK = 10
+    CHECKPOINT = 7
+    """Weaker than what it lies in: there "checkpoint" is one of activations."""
+    DATA_GUESSED = 8
+    FORWARD_GUESSED = 9
+    NOTHING = 10
+    WORK = 11
 
 
 # Phase, method and confidence of each. A wait's end is seen on another thread, hence a little less than 1.
@@ -144,6 +147,7 @@ _MEANING = {
     _Label.BACKWARD: (Phase.BACKWARD, BY_MARKS, 1.0),
     _Label.BACKWARD_GUESSED: (Phase.BACKWARD, BETWEEN_MARKS, 0.8),
     _Label.FORWARD: (Phase.FORWARD, BY_MARKS, 1.0),
+    _Label.CHECKPOINT: (Phase.CHECKPOINT, BY_MARKS, 1.0),
     _Label.DATA_GUESSED: (Phase.DATA_LOADING, BETWEEN_MARKS, 0.8),
     _Label.FORWARD_GUESSED: (Phase.FORWARD, BETWEEN_MARKS, 0.8),
     _Label.NOTHING: (Phase.OTHER, REMAINDER, 0.8),
@@ -153,7 +157,11 @@ _OF_ROLE = {
     int(Role.FORWARD): _Label.FORWARD,
     int(Role.OPTIMIZER): _Label.OPTIMIZER,
     int(Role.ZERO_GRAD): _Label.OPTIMIZER,
+    int(Role.CHECKPOINT): _Label.CHECKPOINT,
 }
+_OUTSIDE = (Role.OPTIMIZER, Role.CHECKPOINT)
+"""Roles that are no part of the sequence while they are open: closures of optimisers hold whole steps, and checkpoints
+come anywhere."""
 _BACKWARD = -1  # beside the roles, where a backward is one of the things that follow one another
 
 _Span = tuple[_Label, int, int]
@@ -352,8 +360,8 @@ class _Main:
         return end
 
     def _inside(self) -> bool:
-        """Whether a range of a role is open, optimisers aside: their closures hold whole steps."""
-        return any(entry.role in _OF_ROLE and entry.role != Role.OPTIMIZER for entry in self.open)
+        """Whether a range of a role is open, those of :data:`_OUTSIDE` aside."""
+        return any(entry.role in _OF_ROLE and entry.role not in _OUTSIDE for entry in self.open)
 
     def _enter(self, ts: int, role: int) -> None:
         self._begun = True
@@ -362,7 +370,7 @@ class _Main:
         if role == Role.DATA and self._depth:  # no hook loads data: the end was lost
             self._close_backward(ts, _Label.BACKWARD_GUESSED)
         entry = _Range(role, ts)
-        if role in _OF_ROLE:
+        if role in _OF_ROLE and role != Role.CHECKPOINT:
             entry.part = not self._depth and not self._inside()
         if role == Role.OPTIMIZER:
             self._newest_optimizer = ts
@@ -483,8 +491,8 @@ class PhaseTracker:
         self.counters: Counter[str] = Counter()
         self._pieces: list[NDArray[np.void]] = []
         self._kept = 0
-        self._tallies: tuple[Counter[int], ...] = tuple(Counter() for _ in range(5))
-        """Of each thread: optimisers, backwards, loaded batches, waits, forwards."""
+        self._tallies: tuple[Counter[int], ...] = tuple(Counter() for _ in range(6))
+        """Of each thread: optimisers, backwards, loaded batches, waits, forwards, checkpoints."""
         self._done = 0
         """Marks up to this time are taken."""
         self._works = _Works(self.counters)
@@ -514,6 +522,7 @@ class PhaseTracker:
                 begins & (marks["role"] == Role.DATA),
                 marks["what"] == What.WAIT,
                 begins & (marks["role"] == Role.FORWARD),
+                begins & (marks["role"] == Role.CHECKPOINT),
             ),
             strict=True,
         ):
@@ -642,7 +651,8 @@ class PhaseTracker:
         return marks
 
     def _main_thread(self) -> int | None:
-        """The thread that trains: most optimisers, else backwards, batches, waits, forwards. Of equals, the first."""
+        """The thread that trains: most optimisers, else backwards, batches, waits, forwards, checkpoints; of equals the
+        first."""
         count = next((count for count in self._tallies if count), None)
         return min(count, key=lambda tid: (-count[tid], tid)) if count else None
 

@@ -172,6 +172,7 @@ _OF_MARKS = {
     Phase.COMMUNICATION: GpuPhase.BACKWARD,  # DistributedDataParallel waits at its end; autograd's threads launch
     Phase.OPTIMIZER: GpuPhase.OPTIMIZER,
     Phase.DATA_LOADING: GpuPhase.COMPUTE,
+    Phase.CHECKPOINT: GpuPhase.COMPUTE,
     Phase.OTHER: GpuPhase.COMPUTE,
 }
 
@@ -601,8 +602,9 @@ class GpuPhases:
         """What a GPU without work waited for, as intervals that are weaker than all work."""
         at = ops["launch"]
         parts = []
-        loading = segments[segments["phase"] == Phase.DATA_LOADING]
-        parts.append(_pseudo(loading["begin_ns"], loading["end_ns"], GpuPhase.DATA_LOADING, Method.MARKS, 0.95))
+        for phase, gap in ((Phase.DATA_LOADING, GpuPhase.DATA_LOADING), (Phase.CHECKPOINT, GpuPhase.CHECKPOINT)):
+            here = segments[segments["phase"] == phase]
+            parts.append(_pseudo(here["begin_ns"], here["end_ns"], gap, Method.MARKS, 0.95))
         known = np.flatnonzero(at >= 0)
         if len(known) > 1:
             # A batch: since all launched before it had ended the CPU had nothing for the GPU. What was launched nobody

@@ -18,6 +18,19 @@ _LOADS = {"load", "loading", "loader", "get", "getting", "next", "fetch", "fetch
 _LOADS |= {"generator"}
 _OPTIMIZER = {"optimizer", "optimiser", "optim", "opt"}
 _NO_UPDATE = {"init", "save", "load", "checkpoint", "state", "setup", "build", "create", "zero"}
+_CHECKPOINT = {"checkpoint", "checkpoints", "checkpointing", "ckpt", "ckpts"}
+_SAVE = {"save", "saving"}
+_SAVED = {*_CHECKPOINT, "state", "states", "model", "models", "weights", "params", "parameters", "snapshot", "torch"}
+_SAVED |= {"dcp", "pretrained", *_OPTIMIZER}
+"""With a word of :data:`_SAVE` a checkpoint: ``torch.save``, ``save_state_dict``."""
+_WITH_CHECKPOINT = {*_SAVE, "write", "writing", "dump", "store", "storing", "persist", "upload", "load", "loading"}
+_WITH_CHECKPOINT |= {"restore", "restoring", "model", "manager"}
+_BESIDE = {*_SAVE, *_CHECKPOINT, "step", "iter", "iteration", "epoch", "at", "async", "sync", "begin", "start", "end"}
+_BESIDE |= {"wait", "finish", "finalize", "hook", "callback", "train", "training", "distributed", "dist", "sharded"}
+"""A name of these alone is one, too, if it has a word of :data:`_CHECKPOINT` or :data:`_SAVE`."""
+_COMPUTED_AGAIN = {"activation", "activations", "wrapper", "recompute", "recomputation", "selective", "rng", "tensor"}
+_COMPUTED_AGAIN |= {"tensors", "function"}
+"""Checkpoints of activations are part of forward and backward."""
 _FORWARD = {"forward", "fwd", "fprop"}
 _BACKWARD = {"backward", "bwd", "bprop", "backprop"}
 
@@ -32,6 +45,8 @@ class Role(IntEnum):
     ZERO_GRAD = 4
     BACKWARD = 5
     """Only as people name it: PyTorch's own has marks of another kind."""
+    CHECKPOINT = 6
+    """Parameters on their way to a disk, or from one: as people name it."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +98,20 @@ def meaning_of(name: str) -> Meaning:
         )
         if matches
     ]
+    if not roles and _is_checkpoint(words):
+        roles = [Role.CHECKPOINT]
     role = roles[0] if len(roles) == 1 and not words & _NO_TRAINING else Role.NONE
     is_step = not roles and not part and bool(STEP_WORD.search(separated(base)))
     return Meaning(role, base, is_step, part or bool(roles))
+
+
+def _is_checkpoint(words: set[str]) -> bool:
+    """Whether a name with these words is that of a checkpoint of the parameters, not of activations."""
+    if words & _COMPUTED_AGAIN:
+        return False
+    if (words & _SAVE and words & _SAVED) or (words & _CHECKPOINT and words & _WITH_CHECKPOINT):
+        return True
+    return bool(words & (_CHECKPOINT | _SAVE)) and words <= _BESIDE
 
 
 def base_of(name: str) -> str:

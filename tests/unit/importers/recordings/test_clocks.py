@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -152,13 +153,24 @@ def test_phases_of_what_people_name(tmp_path: Path) -> None:
     rows = find_all_steps([recording], find_communicators([recording]))[0].rows
     begin = rows["ts_ns"].astype(np.int64).tolist()
     recording.engine = recording.engine[:0]
-    recording.ranges = [(name, at + a, at + b, 1) for at in begin for name, a, b in (
-        ("## data loading ##", 1000, 101_000), ("my_forward", 101_000, 301_000), ("backward", 301_000, 801_000),
-        ("optimizer step", 801_000, 901_000), ("something", 0, 900_000))]  # fmt: skip
+    recording.ranges = [
+        (name, at + a, at + b, 1)
+        for at in begin
+        for name, a, b in (
+            ("## data loading ##", 1000, 101_000),
+            ("my_forward", 101_000, 301_000),
+            ("backward", 301_000, 801_000),
+            ("optimizer step", 801_000, 901_000),
+            ("something", 0, 900_000),
+            ("save_checkpoint", 901_000, 931_000),
+        )
+    ]
+    for at in begin:
+        recording.ranges += [("async save", at + 1000 * part, at + 1000 * (part + 1), 2) for part in range(8)]
     found = phases_of(recording, rows)
     spent = {PHASES[code]: found["duration_ns"][found["phase"] == code].tolist() for code in range(len(PHASES))}
-    assert [spent[name][0] for name in ("data_loading", "forward", "backward", "optimizer")] == [
-        100_000, 200_000, 500_000, 100_000,
+    assert [spent[name][0] for name in ("data_loading", "forward", "backward", "optimizer", "checkpoint")] == [
+        100_000, 200_000, 500_000, 100_000, 30_000,
     ]  # fmt: skip
     recording.ranges = [("something", at, at + 500_000, 1) for at in begin]
     assert not len(phases_of(recording, rows)), "nothing names a phase"
@@ -218,6 +230,21 @@ def test_faults_on_clocks_that_differ(
     assert not right(job, found), found
     if job.fault == "healthy":
         assert f"in {job.steps} steps a change would not have been reported unless" in found["reason"]
+
+
+def test_a_checkpoint_of_one_rank_is_the_phase_of_its_finding(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(APART, fault="optimizer", much=25.0)
+    for path in make(job, tmp_path):
+        text = gzip.decompress(path.read_bytes()).replace(b"Optimizer.step#AdamW.step", b"save_checkpoint")
+        path.write_bytes(gzip.compress(text))
+    assert main(["import", "kineto", str(tmp_path), "--job", "checkpoint", "--store", url]) == 0
+    capsys.readouterr()
+    main(["diagnose", "--job", "checkpoint", "--store", url, "--format", "json", "--no-store"])
+    (one,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (one["ranks"], one["phase"]) == ([job.victim], "checkpoint")
+    assert any("ms a step in checkpoint, the others" in cited["text"] for cited in one["evidence"])
 
 
 def test_a_gpu_whose_matrix_products_are_slow_in_three_steps(

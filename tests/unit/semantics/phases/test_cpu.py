@@ -48,6 +48,10 @@ def zero_grad(begin: float, end: float) -> Marks:
     return ranged(Role.ZERO_GRAD, begin, end)
 
 
+def checkpoint(begin: float, end: float, tid: int = MAIN) -> Marks:
+    return ranged(Role.CHECKPOINT, begin, end, tid)
+
+
 def user(begin: float, end: float) -> Marks:
     return ranged(Role.NONE, begin, end)
 
@@ -312,6 +316,33 @@ def test_a_gradient_taken_inside_the_forward_is_backward() -> None:
 def test_ranges_of_no_role_are_ignored_but_pair() -> None:
     marks = (user(0, 40), user(1, 19), forward(2, 10), user(3, 9), backward(10, 18), optimizer(20, 22))
     assert phases_of(*marks, until=40) == {"forward": 8, "backward": 8, "optimizer": 2, "other": 22}
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "step"),
+    [
+        (31, 35, {"data_loading": 3, "forward": 7, "backward": 8, "optimizer": 6, "checkpoint": 4, "other": 12}),
+        (2.5, 3.5, {"data_loading": 2, "forward": 7, "backward": 8, "optimizer": 6, "checkpoint": 1, "other": 16}),
+        (5, 7, {"data_loading": 3, "forward": 7, "backward": 8, "optimizer": 6, "other": 16}),
+        (14, 16, {"data_loading": 3, "forward": 7, "backward": 8, "optimizer": 6, "other": 16}),
+    ],
+    ids=["after the optimiser", "before the forward", "in the forward", "in the backward"],
+)
+def test_a_checkpoint_is_a_phase_unless_it_lies_in_another(begin: float, end: float, step: dict[str, float]) -> None:
+    marks = (data(1, 2), forward(4, 10), backward(11, 19), optimizer(20, 26))
+    assert phases_of(*marks, checkpoint(begin, end), until=40) == step
+
+
+def test_a_checkpoint_parts_nothing_and_waits_in_it_are_communication() -> None:
+    marks = (data(0, 1), checkpoint(2, 5), backward(10, 20), checkpoint(22, 30), wait(24, 1), work(23, 26, 1))
+    assert phases_of(*marks, until=30) == {
+        "data_loading": 1, "forward": 9 - 3, "backward": 10, "checkpoint": 3 + 6, "communication": 2, "other": 2
+    }  # fmt: skip
+
+
+def test_a_program_that_names_only_its_checkpoints() -> None:
+    assert phases_of(checkpoint(2, 5), until=10) == {"checkpoint": 3, "other": 7}
+    assert phases_of(checkpoint(2, 5, OTHER), backward(6, 8), until=10) == {"backward": 2, "other": 8}
 
 
 def test_an_end_without_a_begin_is_ignored() -> None:

@@ -433,6 +433,13 @@ def test_marks_show_when_data_is_loaded() -> None:
     assert split(phases, ops, 0, 50) == [{"compute": 5, "data_loading": 15, "memcpy": 3, "idle": 27}]
 
 
+def test_marks_show_when_a_checkpoint_is_written() -> None:
+    phases = GpuPhases()
+    phases.feed_timeline(np.array([(0, 10 * US, Phase.OPTIMIZER), (10 * US, 40 * US, Phase.CHECKPOINT)], SEGMENT))
+    ops = operations((2, 5, 15, What.KERNEL), (12, 15, 18, What.COPY_OUT))
+    assert split(phases, ops, 0, 50) == [{"optimizer": 10, "checkpoint": 25, "idle": 15}]
+
+
 @pytest.mark.parametrize("at_once", [20, 3, 1])
 @pytest.mark.parametrize("saved", [0, 2, 15])
 def test_parameters_on_their_way_to_a_disk_are_a_checkpoint(saved: int, at_once: int) -> None:
