@@ -99,7 +99,7 @@ def attribute(
     if gpu_ns is not None and gpu_ns[1] > max(gpu_ns[0], 0.0):
         text = (
             f"its GPU is not to blame: it is idle for {duration(gpu_ns[1])} a step longer than those with "
-            f"the same work, and computes {longer(gpu_ns[0])}; kernels are launched too slowly"
+            f"the same work, and computes {longer(gpu_ns[0])}; kernels are launched too late"
         )
         return Cause("kernel_issue_stall", text, True)
     if hidden and gpu_ns is not None:

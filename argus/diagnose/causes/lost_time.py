@@ -312,6 +312,11 @@ def suspect_of(case: Case, loss: Loss) -> Suspect:
         "compute_straggler": f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC) and move "
         "the rank if it stays slow.",
     }
+    if loss.phase == "checkpoint":
+        actions["kernel_issue_stall"] = (
+            f"See why {where} saves checkpoints in steps in which the others do not, and what disk or network it saves "
+            "to."
+        )
     guessed = bool(loss.cause.phase) or not (loss.cause.known or loss.kernels)
     if loss.cause.kind == "compute_straggler" and (guessed or case.on_cpus):
         actions["compute_straggler"] = f"See what {where} does there that the others do not" + (

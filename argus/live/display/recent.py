@@ -18,7 +18,7 @@ LATE_CALLS = 256
 COMPUTING, WAITING, DATA, OTHER = "computing", "waiting", "data loading", "other"
 """What a rank's time is spent on, in the order in which it is drawn."""
 PARTS = (COMPUTING, WAITING, DATA, OTHER)
-_PART_OF_PHASE = {"data_loading": DATA, "communication": WAITING, "other": OTHER}
+_PART_OF_PHASE = {"data_loading": DATA, "communication": WAITING, "checkpoint": OTHER, "other": OTHER}
 
 
 class RecentSteps:

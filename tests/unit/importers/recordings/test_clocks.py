@@ -245,6 +245,7 @@ def test_a_checkpoint_of_one_rank_is_the_phase_of_its_finding(
     (one,) = json.loads(capsys.readouterr().out)["findings"]
     assert (one["ranks"], one["phase"]) == ([job.victim], "checkpoint")
     assert any("ms a step in checkpoint, the others" in cited["text"] for cited in one["evidence"])
+    assert "saves checkpoints in steps in which the others do not" in one["action"]
 
 
 def test_a_gpu_whose_matrix_products_are_slow_in_three_steps(
