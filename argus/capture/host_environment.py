@@ -1,4 +1,5 @@
-"""What a node is: kernel, CPUs, GPUs, network cards, their places. Asked of the kernel; nothing is run."""
+"""What a node is: kernel, CPUs, GPUs, network cards, their places. Asked of the kernel; nothing is run, but what asks
+NVIDIA's library, where there are GPUs."""
 
 from __future__ import annotations
 
@@ -6,24 +7,29 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from argus.capture import gpu_limits
 from argus.model.environment import UNREADABLE, bounded
 
 _BYTES = 65536
 
 
-def host_facts(root: Path = Path("/")) -> dict[str, str]:
+def host_facts(
+    root: Path = Path("/"), limits: Callable[[], Mapping[str, Sequence[str]]] = gpu_limits.gpu_limits
+) -> dict[str, str]:
     """Facts of this node, by name. What it does not have, or does not say, is missing; what could not be read is named
     in ``unreadable``.
 
     Args:
         root: Where /proc, /sys and /etc are.
+        limits: Asks what the GPUs may do; only called where there are some.
     """
     facts: dict[str, str] = {}
     unreadable = []
-    for name, read in _readers(root).items():
+    for name, read in _readers(root, _once(limits)).items():
         try:
             facts[name] = read()
         except OSError:
@@ -32,7 +38,7 @@ def host_facts(root: Path = Path("/")) -> dict[str, str]:
     return bounded({name: value for name, value in facts.items() if value})
 
 
-def _readers(root: Path) -> dict[str, Callable[[], str]]:
+def _readers(root: Path, limits: Callable[[], Mapping[str, Sequence[str]]]) -> dict[str, Callable[[], str]]:
     """By fact, what reads it; empty: the node has none. Raises OSError: it cannot be read."""
     cpus = root / "sys/devices/system/cpu"
     gpus = sorted(root.glob("proc/driver/nvidia/gpus/*/information"))
@@ -51,10 +57,32 @@ def _readers(root: Path) -> dict[str, Callable[[], str]]:
         "gpu.driver": lambda: _field(root / "proc/driver/nvidia/version", r"Kernel Module\s+(?:for \w+\s+)?(\d[\d.]+)"),
         "gpu.count": lambda: str(len(gpus) or ""),
         "gpu.model": lambda: _common(_field(one, r"^Model:\s*(.+)$") for one in gpus),
+        **{name: partial(_limit, name, limits if gpus else dict) for name in gpu_limits.NAMES},
         "host.boot": lambda: _line(root / "proc/sys/kernel/random/boot_id"),
         "nic.digest": lambda: _digest(_cards(root)),
         "topology.digest": lambda: _digest(_places(root, gpus)),
     }
+
+
+def _limit(name: str, limits: Callable[[], Mapping[str, Sequence[str]]]) -> str:
+    return _common(limits().get(name, ()))
+
+
+def _once(limits: Callable[[], Mapping[str, Sequence[str]]]) -> Callable[[], Mapping[str, Sequence[str]]]:
+    """The same, asked once, also if it does not answer."""
+    answers: list[Mapping[str, Sequence[str]] | OSError] = []
+
+    def answer() -> Mapping[str, Sequence[str]]:
+        if not answers:
+            try:
+                answers.append(limits())
+            except OSError as failure:
+                answers.append(failure)
+        if isinstance(answers[0], OSError):
+            raise answers[0]
+        return answers[0]
+
+    return answer
 
 
 def _gib(kibibytes: str) -> str:

@@ -33,21 +33,46 @@ NODE = {
 }
 
 
+LIMITS = {
+    "gpu.clock_max": ["1980 MHz", "1980 MHz"], "gpu.clock_application": ["1980 MHz", "1410 MHz"],
+    "gpu.power_limit": ["700 W", "700 W"],
+}  # fmt: skip
+
+
 def test_what_a_node_says(tmp_path: Path) -> None:
-    facts = host_facts(a_node(tmp_path, NODE))
+    facts = host_facts(a_node(tmp_path, NODE), lambda: LIMITS)
     digests = {facts.pop("nic.digest"), facts.pop("topology.digest")}
     assert len(digests) == 2
     assert facts == {
         "kernel.release": "6.8.0-45", "os.name": "Ubuntu 24.04", "cpu.model": "AMD EPYC 9654", "memory.gib": "24",
         "cpu.governor": "2 x performance, 1 x powersave", "memory.huge_pages": "madvise", "gpu.driver": "550.54.15",
-        "gpu.model": "NVIDIA H100", "gpu.count": "2",
+        "gpu.model": "NVIDIA H100", "gpu.count": "2", "gpu.clock_max": "1980 MHz", "gpu.power_limit": "700 W",
+        "gpu.clock_application": "1 x 1980 MHz, 1 x 1410 MHz",
     }  # fmt: skip
 
 
+def test_a_library_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    asked = []
+
+    def limits() -> dict[str, list[str]]:
+        asked.append(True)
+        raise OSError("no answer")
+
+    facts = host_facts(a_node(tmp_path / "1", NODE), limits)
+    assert facts["unreadable"] == "gpu.clock_max,gpu.clock_application,gpu.power_limit"
+    assert "gpu.model" in facts
+    assert len(asked) == 1
+    host_facts(a_node(tmp_path / "2", {"proc/meminfo": "MemTotal: 1 kB\n"}), limits)
+    assert len(asked) == 1, "a node without GPUs asks nobody"
+
+
 def test_cards_and_places_make_digests(tmp_path: Path) -> None:
-    before = host_facts(a_node(tmp_path / "1", NODE))
-    slower = host_facts(a_node(tmp_path / "2", {**NODE, "sys/class/net/eth0/speed": "25000\n"}))
-    moved = host_facts(a_node(tmp_path / "3", {**NODE, "sys/bus/pci/devices/0000:01:00.0/numa_node": "1\n"}))
+    before, slower, moved = (
+        host_facts(a_node(tmp_path / str(number), {**NODE, **more}), lambda: LIMITS)
+        for number, more in enumerate((
+            {}, {"sys/class/net/eth0/speed": "25000\n"}, {"sys/bus/pci/devices/0000:01:00.0/numa_node": "1\n"},
+        ))
+    )  # fmt: skip
     assert slower["nic.digest"] != before["nic.digest"] == moved["nic.digest"]
     assert moved["topology.digest"] != before["topology.digest"] == slower["topology.digest"]
 
