@@ -26,8 +26,10 @@ from argus.importers.recordings.facts import NSYS, NSYS_VARIABLES, nsys_facts
 from argus.importers.recordings.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
 from argus.importers.recordings.steps import marks_from
 from argus.importers.regular import open_regular
+from argus.model.environment import COMMAND
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.records import GPU_OP, GpuKind
+from argus.system.redact import command_line
 
 SUFFIXES = (".sqlite", ".db", ".sqlite3")
 """How names of exported recordings end."""
@@ -38,6 +40,7 @@ ROWS = 65_536
 MAX_TABLES = 2_000
 """Recordings have some 100."""
 MAX_TEXT_BYTES = 64 << 20
+_ARGUMENT = re.compile(r"PROCESS_0:(?:COMMAND|ARGUMENT_(\d{1,4}))")
 _ENVIRONMENT = 1 << 20
 """Characters of a property of the target that are read."""
 _STEPS = 100_000
@@ -311,7 +314,21 @@ def _facts(export: _Export) -> dict[str, str]:
     gpus: list[tuple[Any, ...]] = []
     if export.has("TARGET_INFO_GPU", "name"):
         gpus = export.rows("SELECT substr(name, 1, 256) FROM TARGET_INFO_GPU LIMIT 64")
-    return nsys_facts(properties, (name for (name,) in gpus))
+    facts = nsys_facts(properties, (name for (name,) in gpus))
+    return facts | ({COMMAND: command} if (command := _command(export)) else {})
+
+
+def _command(export: _Export) -> str:
+    """What was profiled, without secrets; empty: the export does not say it."""
+    if not export.has("META_DATA_CAPTURE", "name", "value"):
+        return ""
+    words: dict[int, str] = {}
+    sql = "SELECT name, substr(value, 1, 4096) FROM META_DATA_CAPTURE WHERE name GLOB 'PROCESS_0:*' LIMIT 1024"
+    for name, value in export.rows(sql):
+        place = _ARGUMENT.fullmatch(str(name))
+        if place and value is not None:
+            words[int(place[1]) + 1 if place[1] else 0] = str(value)
+    return command_line([word for _, word in sorted(words.items())])
 
 
 def _operations(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:

@@ -39,6 +39,7 @@ SCHEMA = {
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT",
     "TARGET_INFO_SYSTEM_ENV": "globalVid INTEGER, name TEXT, value TEXT",
     "TARGET_INFO_GPU": "id INTEGER, name TEXT",
+    "META_DATA_CAPTURE": "name TEXT, value TEXT",
     "ANALYSIS_DETAILS": "globalVid INTEGER, duration INTEGER, startTime INTEGER, stopTime INTEGER",
     "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER, "
     "correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, gridX INTEGER, gridY INTEGER, gridZ INTEGER, "
@@ -71,6 +72,10 @@ def export(
     tables["TARGET_INFO_SYSTEM_ENV"] += [
         (HOST, "NvDriverVersion", "580.95.05"), (HOST, "CpuDescription", None),
         (HOST, "DeviceEnvironment", "NCCL_ALGO=Ring;AWS_SECRET_ACCESS_KEY=hunter2"),
+    ]  # fmt: skip
+    tables["META_DATA_CAPTURE"] += [
+        ("PROCESS_0:ARGUMENT_10", "last"), ("PROCESS_0:ARGUMENT_0", "--token"), ("PROCESS_0:COMMAND", "torchrun"),
+        ("PROCESS_0:ARGUMENT_1", "hunter2"), ("PROCESS_0:ARGUMENT_2", "train.py"), ("REPORT", "x"),
     ]  # fmt: skip
     tables["TARGET_INFO_GPU"] += [(0, "NVIDIA H100"), (1, "NVIDIA H100")]
     tables["ANALYSIS_DETAILS"].append((HOST, 10**9, STARTED, STARTED + 10**9))
@@ -144,7 +149,12 @@ def test_what_is_stored_of_the_environment(store: Store) -> None:
     assert rows(store, "SELECT rank, fact, value FROM environment_facts ORDER BY rank, fact") == [
         (rank, fact, value)
         for rank in (0, 1)
-        for fact, value in (("env.NCCL_ALGO", "Ring"), ("gpu.driver", "580.95.05"), ("gpu.model", "NVIDIA H100"))
+        for fact, value in (
+            ("command", "torchrun --token *** train.py last"),
+            ("env.NCCL_ALGO", "Ring"),
+            ("gpu.driver", "580.95.05"),
+            ("gpu.model", "NVIDIA H100"),
+        )
     ]
 
 
