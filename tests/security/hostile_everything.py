@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import random
+import resource
 import shutil
 import sys
 import threading
@@ -19,7 +20,9 @@ from pathlib import Path
 
 FOLDER, LIBRARIES = Path(sys.argv[2]), Path(sys.argv[3])
 CUDA = "libcuda.so.1"
-FILES = 20_000
+_SOFT, _HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
+_MOST_OPEN = 20_256 if _HARD == resource.RLIM_INFINITY else min(_HARD, 20_256)
+FILES = _MOST_OPEN - 256  # a mapping of Python's keeps a descriptor open
 STATES = 1 << 16
 PAGE = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,6 +50,7 @@ def _executable(path: Path) -> mmap.mmap:
 
 def files() -> None:
     """20,000 mapped files that look like libraries, some of which are exchanged for others all the time."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(_SOFT, _MOST_OPEN), _HARD))
     _cuda()
     image = (LIBRARIES / CUDA).read_bytes()[: 3 * PAGE]
     held = []
