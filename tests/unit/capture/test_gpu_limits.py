@@ -48,6 +48,11 @@ def test_a_library_that_fails_is_no_answer(script: str) -> None:
         gpu_limits(["sh", "-c", script])
 
 
+def test_a_library_that_never_answers_is_given_up() -> None:
+    with pytest.raises(OSError, match="timed out"):
+        gpu_limits(["sleep", "600"], answer_s=0.05)
+
+
 def test_what_the_process_prints_is_taken_by_name() -> None:
     printed = '{"gpu.clock_max": ["1980 MHz"], "other": ["x"]}'
     found = gpu_limits(["echo", printed], answer_s=60.0)
