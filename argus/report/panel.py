@@ -152,11 +152,13 @@ class Bar(TypedDict):
 
 
 class Bars(TypedDict):
-    """Bars beside one another, most important first. ``origin``: where bars begin (1 for ratios of what-if)."""
+    """Bars beside one another, most important first. ``origin``: where bars begin (1 for ratios of what-if). They span
+    ``least`` at least: less is noise, and hardly has a bar."""
 
     view: Literal["bars"]
     unit: Unit
     origin: float
+    least: float
     bars: list[Bar]
 
 

@@ -325,6 +325,7 @@ def _rest(packing: Packing) -> list[Panel]:
                 "view": "bars",
                 "unit": "ratio",
                 "origin": 1.0,
+                "least": 0.1,
                 "bars": [
                     {
                         "title": "rank 5 as its peers",
@@ -417,7 +418,7 @@ def empty_page() -> tuple[Page, bytes]:
             "marks": [],
         },
         {"view": "stacked", "unit": "ns", "parts": [], "rows": []},
-        {"view": "bars", "unit": "ns", "origin": 0.0, "bars": []},
+        {"view": "bars", "unit": "ns", "origin": 0.0, "least": 0.0, "bars": []},
         {
             "view": "grid",
             "row_title": "",
@@ -476,6 +477,7 @@ def small_page() -> tuple[Page, bytes]:
             "view": "bars",
             "unit": "ratio",
             "origin": 1.0,
+            "least": 0.0,
             "bars": [{"title": "rank 0", "value": None, "detail": "", "named": True}],
         },
         {

@@ -111,9 +111,9 @@ def build(look: Look, arrays: Arrays) -> Panel:
         else "What is sent in a step. How fast is not known without GPU times: arm the job (argus run …)."
     )
     if bars:
-        view: Bars = {"view": "bars", "unit": "bytes_per_s", "origin": 0.0, "bars": bars}
+        view: Bars = {"view": "bars", "unit": "bytes_per_s", "origin": 0.0, "least": 0.0, "bars": bars}
     else:
-        view = {"view": "bars", "unit": "bytes", "origin": 0.0, "bars": _sizes(look, found)}
+        view = {"view": "bars", "unit": "bytes", "origin": 0.0, "least": 0.0, "bars": _sizes(look, found)}
     return panel(ID, TITLE, lead, [view], table=_table(look, found), sql=sql)
 
 

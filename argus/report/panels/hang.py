@@ -79,5 +79,5 @@ def _behind(look: Look, collective: Collective, last: dict[int, int]) -> tuple[l
     rows: list[list[str | float | int | None]] = [
         [rank, look.place.host.get(rank, ""), last[rank], newest - last[rank]] for rank in order[:50]
     ]
-    view: Bars = {"view": "bars", "unit": "count", "origin": 0.0, "bars": bars}
+    view: Bars = {"view": "bars", "unit": "count", "origin": 0.0, "least": 0.0, "bars": bars}
     return [view], {"columns": columns, "rows": rows}

@@ -24,6 +24,8 @@ WORTH = 1.02
 """Of less it is not asked who explains it."""
 LEAST = 1.001
 """Less is nothing."""
+SPAN = 0.1
+"""Of a step, that the longest possible bar stands for at least: in a job without anything slow all bars are noise."""
 
 
 def build(look: Look, arrays: Arrays) -> Panel:
@@ -51,7 +53,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
             listed.append([title, value])
     columns: list[Column] = [{"title": "of", "unit": ""}, {"title": "a step over the ideal one", "unit": "ratio"}]
     table: Table = {"columns": columns, "rows": listed[:50]}
-    view: Bars = {"view": "bars", "unit": "ratio", "origin": 1.0, "bars": bars}
+    view: Bars = {"view": "bars", "unit": "ratio", "origin": 1.0, "least": SPAN, "bars": bars}
     lead = f"A step takes {float(answers['S']):.2f} times what it would if all with the same work took equally long. "
     if float(answers["S"]) >= WORTH:
         workers, stage = (float(np.clip(answers[key], 0.0, 1.0)) for key in ("M_W", "M_S"))

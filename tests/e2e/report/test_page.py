@@ -243,6 +243,19 @@ def test_dark_is_the_systems_choice_or_the_readers(visit: Open, full: Path) -> N
     assert page.evaluate(background) == dark
 
 
+def test_bars_of_noise_are_short(visit: Open, write: Write) -> None:
+    """Of a job without anything slow: 0.9962 to 1.006 times are no differences."""
+    worth: list[tuple[str, float]] = [("the whole job", 0.9962), ("stage 2", 1.006), ("rank 9", 1.002)]
+    bars: Any = {
+        "view": "bars", "unit": "ratio", "origin": 1.0, "least": 0.1,
+        "bars": [{"title": title, "value": value, "detail": "", "named": False} for title, value in worth],
+    }  # fmt: skip
+    page = visit().open(write((pages.page([pages.panel("whatif", bars)]), pages.Packing().packed())))
+    widths = "all => all.map(one => one.offsetWidth / one.parentElement.offsetWidth)"
+    shares = page.eval_on_selector_all(".bars .fill", widths)
+    assert [round(share, 2) for share in shares] == [0.04, 0.06, 0.02]
+
+
 @pytest.mark.parametrize("width", [320, 1280, 3840])
 def test_no_width_scrolls_the_page_sideways(visit: Open, full: Path, width: int) -> None:
     page = visit(width=width).open(full)

@@ -341,6 +341,7 @@ def test_what_if_bars_are_the_verdicts(slow: Made) -> None:
     assert bars["the whole job"]["value"] == whatif["S"]
     assert bars[f"rank {SLOW}"]["value"] == whatif["S_rank"][str(SLOW)]
     assert bars[f"rank {SLOW}"]["named"]
+    assert slow.view("whatif")["least"] == 0.1, "a job without anything slow has no long bars"
 
 
 def test_kernels_of_a_rank_that_others_do_not_wait_for_are_no_reason(slow: Made, report_store: Store) -> None:

@@ -23,7 +23,7 @@ export interface Series {
 export interface StackedRow { title: string; named: boolean; values: (number | null)[] }
 export interface Stacked { view: "stacked"; unit: Unit; parts: string[]; rows: StackedRow[] }
 export interface Bar { title: string; value: number | null; detail: string; named: boolean }
-export interface Bars { view: "bars"; unit: Unit; origin: number; bars: Bar[] }
+export interface Bars { view: "bars"; unit: Unit; origin: number; least: number; bars: Bar[] }
 export interface Grid {
   view: "grid"; row_title: string; column_title: string; rows: string[]; columns: string[]; unit: Unit;
   middle: number | null; least: number; cells: ArrayRef; details: string[][];

@@ -27,7 +27,7 @@ function tipped(element: HTMLElement, lines: string[]): HTMLElement {
 export function bars(view: Bars, context: Context): HTMLElement {
   if (!view.bars.length) return h("p", { class: "nothing" }, "There is nothing to compare.");
   const values = finite(view.bars.map(({ value }) => value));
-  const low = Math.min(view.origin, ...values), high = Math.max(view.origin, ...values);
+  const low = Math.min(view.origin, ...values), high = Math.max(view.origin, ...values, low + (view.least || 0));
   const share = (value: number) => (high > low ? ((value - low) / (high - low)) * 100 : 0);
   return h("ul", { class: "bars" }, view.bars.map((bar) => {
     const known = bar.value !== null && Number.isFinite(bar.value);
