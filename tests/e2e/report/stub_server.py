@@ -21,6 +21,7 @@ class StubServer:
     def __init__(self, token: str = "") -> None:
         self.token = token
         self.runs: list[dict[str, Any]] = []
+        self.left_out = 0
         self.page: tuple[Page, bytes] | None = None
         self.name = ""
         """Of the job, where the page has it in another form."""
@@ -89,7 +90,8 @@ class StubServer:
 
     def _api(self, request: BaseHTTPRequestHandler, path: str, values: dict[str, str]) -> None:
         if path == "runs":
-            self._send(request, json.dumps(self.runs).encode(), "application/json")
+            answer = {"store": "chdb:///store", "runs": self.runs, "left_out": self.left_out}
+            self._send(request, json.dumps(answer).encode(), "application/json")
         elif path == "events":
             self._stream(request, values.get("version", ""))
         elif path == "page" and self.page and values["job"] == (self.name or self.page[0]["job"]):

@@ -91,6 +91,17 @@ def test_the_list_of_runs_leads_to_a_run_and_back(visit: Open, server: StubServe
     assert server.refused == 0
 
 
+def test_a_list_that_is_not_whole_says_so(visit: Open, server: StubServer) -> None:
+    page = visit(origin=server.origin).open(f"{server.origin}/#token=s3cret")
+    assert page.locator(".nothing").count() == 0
+    server.left_out = 1_007
+    page.reload()
+    page.wait_for_selector(".runs li")
+    assert page.locator(".runs .nothing").inner_text() == (
+        "1,007 runs more: argus jobs lists them, and argus report shows one."
+    )
+
+
 def test_without_the_token_the_page_says_what_to_do(visit: Open, server: StubServer) -> None:
     opened = visit(origin=server.origin)
     page = opened.open(server.origin + "/")

@@ -74,3 +74,4 @@ export interface Run {
   job: string; run: number; began_ns: string; ended_ns: string | null; ranks: number; hosts: number;
   status: string; summary: string;
 }
+export interface Runs { runs: Run[]; left_out: number }

@@ -1,7 +1,7 @@
 // Where the page's data comes from: out of the file, or from `argus serve`.
 
 import { Arrays, unpack } from "./arrays.ts";
-import type { Heatmap, Page, Run } from "./contract.ts";
+import type { Heatmap, Page, Runs } from "./contract.ts";
 
 /** The reason for the reader why there is nothing to show. */
 export class Unavailable extends Error {}
@@ -11,7 +11,7 @@ export interface Loaded { page: Page; arrays: Arrays; version: string }
 export interface Source {
   readonly live: boolean;
   page(job: string, run: number): Promise<Loaded>;
-  runs(): Promise<Run[]>;
+  runs(): Promise<Runs>;
   heatmap(job: string, run: number, measure: string, first: number, last: number): Promise<{ heatmap: Heatmap; arrays: Arrays }>;
   /** Calls back when a run has more than the page of a version, until the signal. `connected`: whether it is followed. */
   follow(job: string, run: number, version: () => string, changed: () => void, connected: (is: boolean, why: string) => void, signal: AbortSignal): void;
@@ -36,8 +36,8 @@ export class Embedded implements Source {
     return { page, arrays, version: "" };
   }
 
-  async runs(): Promise<Run[]> {
-    return [];
+  async runs(): Promise<Runs> {
+    return { runs: [], left_out: 0 };
   }
 
   async heatmap(): Promise<never> {
@@ -105,9 +105,8 @@ export class Served implements Source {
     return { page, arrays: await unpack(arrays), version: version ?? "" };
   }
 
-  async runs(): Promise<Run[]> {
-    const answer = await this.json<Run[] | { runs: Run[] }>("runs", {});
-    return Array.isArray(answer) ? answer : answer.runs;
+  async runs(): Promise<Runs> {
+    return this.json<Runs>("runs", {});
   }
 
   async heatmap(job: string, run: number, measure: string, first: number, last: number): Promise<{ heatmap: Heatmap; arrays: Arrays }> {
