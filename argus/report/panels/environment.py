@@ -17,7 +17,7 @@ ID = "environment"
 TITLE = "Environment"
 
 SHOWN = 40
-LISTED = 100
+LISTED = 50
 CHANGES = 12
 
 _SESSIONS = """
@@ -94,9 +94,9 @@ def _changed(look: Look) -> list[Fact]:
     names = ("fact", "before", "after", "before_run")
     for name, before, after, run in zip(*(rows[one].tolist() for one in names), strict=True):
         now, then = (bounded(value, 80) or "not set" for value in (after, before))
-        facts.append(fact("changed", f"{bounded(name, 60)}: {now}, in run {int(run)}: {then}", "unknown"))
+        facts.append(fact("changed", f"{bounded(name, 60)}: {now}, in run {int(run)}: {then}"))
     if len(facts) > CHANGES:
-        facts[CHANGES - 1 :] = [fact("changed", f"and {len(facts) - CHANGES + 1} more: environment_changes", "unknown")]
+        facts[CHANGES - 1 :] = [fact("changed", f"and {len(facts) - CHANGES + 1} more: environment_changes")]
     return facts
 
 
@@ -132,7 +132,7 @@ def _processes(look: Look) -> list[Fact]:
         names = [f"{name} ({many})" for name, many in found.most_common(16)]
         facts.append(fact("libraries", f"with probes, and in how many ranks: {listed(names, 16)}"))
     elif len(look.ranks):
-        facts.append(fact("libraries", "none has probes", "unknown"))
+        facts.append(fact("libraries", "none has probes"))
     return facts[:12]
 
 

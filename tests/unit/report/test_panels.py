@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from argus.diagnose.stored import examine_store
 from argus.report.arrays import UNKNOWN, Arrays
 from argus.report.build import build_page
 from argus.report.look import Look
-from argus.report.panels import heatmap
+from argus.report.panels import environment, heatmap
 from argus.report.panels.kernels import density
 from argus.report.panels.order import PANELS
 from argus.simulate.mesh import Mesh
@@ -419,6 +421,24 @@ def test_the_environment_has_what_is_stored(slow: Made) -> None:
         f"env.NCCL_ALGO: not set, in run {before}: Ring",
         f"torch.version: 2.10, in run {before}: 2.9",
     ]
+    states = {fact["state"] for fact in slow.view("environment")["facts"] if fact["name"] in ("changed", "libraries")}
+    assert states == {""}, "the page would say that it is not known"
+
+
+def test_settings_are_no_more_than_other_tables_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are not alike are among them."""
+    every = {
+        "fact": np.array([f"env.NCCL_{number:02}" for number in range(80)] + ["env.NCCL_99"] * 2, object),
+        "value": np.array(["0"] * 80 + ["0", "1"], object),
+        "processes": np.array([8] * 80 + [7, 1]),
+        "some_ranks": np.array([list(range(8))] * 80 + [list(range(7)), [7]], object),
+    }
+    none = {name: np.array([], object) for name in ("key", "value", "hosts", "some_hosts")}
+    look: Any = SimpleNamespace(read=lambda text: every if "environment_facts" in text else none)
+    table = environment._settings(look)
+    assert table is not None
+    assert len(table["rows"]) == 50
+    assert [row[:2] for row in table["rows"][:2]] == [["env.NCCL_99", "0"], ["env.NCCL_99", "1"]]
 
 
 def test_losses_are_in_the_terminals_words(slow: Made) -> None:
