@@ -26,7 +26,7 @@ BATCH = 50_000
 BUCKETS = 256
 TIMES = ("ts", "created", "started", "written")
 """Columns that are when a row is of, the first of them that a table has."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What spreadsheets take for the begin of a formula, or skip before one (https://owasp.org/www-community/attacks/
 CSV_Injection)."""
 

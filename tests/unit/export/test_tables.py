@@ -138,8 +138,8 @@ def test_what_cannot_be_chosen_by_is_said_in_one_line(store: Store, argus: Run, 
     ("text", "shown"),
     [
         ("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@x", "'@x"), ("\tx", "'\tx"), ("\rx", "'\\u000dx"),
-        ("\nx", "'\nx"), ("a=1", "a=1"), ("", ""), ("\ud800", "\\ud800"),
-        ("a\u202eb", "a\\u202eb"), ("a\x1b[0m", "a\\u001b[0m"),
+        ("\nx", "'\nx"), ("\uff1d1", "'\uff1d1"), ("\uff201", "'\uff201"), ("a=1", "a=1"), ("", ""),
+        ("\ud800", "\\ud800"), ("a\u202eb", "a\\u202eb"), ("a\x1b[0m", "a\\u001b[0m"),
     ],
 )  # fmt: skip
 def test_a_cell_is_inert(text: str, shown: str) -> None:
