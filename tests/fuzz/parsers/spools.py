@@ -43,7 +43,7 @@ def run(data: bytes) -> None:
         found = spool.read(path, summed=bool(data[:1] == b"\2"))
     assert set(found.rows.schema.names) <= table_columns()[found.table].keys()
     assert spool._GOOD_TOKEN.fullmatch(found.token)
-    found.rows.to_pydict()
+    found.rows.validate(full=True)
     to_arrow(found.table, found.rows) if found.rows.num_rows and not _lacks(found) else None
 
 
