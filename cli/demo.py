@@ -15,7 +15,7 @@ from argus.simulate.write import Spec, truth, write
 from argus.store.failures import spool_not_queried
 from argus.store.open import open_store
 
-from .options import store_option
+from .options import CountRange, store_option
 
 JOB = "demo"
 KINDS = ("compute_straggler", "data_loading", "gc_pause", "host_contention", "kernel_issue_stall", "link_degradation")
@@ -26,7 +26,7 @@ _SEEDS = 1_000_000
 
 
 @click.command()
-@click.option("--seed", type=click.IntRange(min=0), help="The same seed, the same job. Default: another each time.")
+@click.option("--seed", type=CountRange(min=0), help="The same seed, the same job. Default: another each time.")
 @store_option
 def command(seed: int | None, store_url: str | None) -> int:
     """Simulate a job of 16 ranks with a hidden fault, diagnose it, and show whether that was right.

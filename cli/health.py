@@ -21,7 +21,7 @@ from argus.health.run import run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.system import debug, files, secrets
 
-from .options import format_option, store_option
+from .options import CountRange, format_option, store_option
 from .suggest import SuggestingGroup
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def command(
 
 @command.command()
 @click.option("--all", "everything", is_flag=True, help="Also nodes that are well.")
-@click.option("--days", type=click.IntRange(1, 365), default=28, show_default=True, help="History that trends look at.")
+@click.option("--days", type=CountRange(1, 365), default=28, show_default=True, help="History that trends look at.")
 @config_option
 @format_option()
 @store_option
@@ -205,7 +205,7 @@ def report(everything: bool, days: int, config_file: Path | None, output_format:
 @click.option(
     "--mail", default="", metavar="ADDRESS", help="Cron mails what is wrong there. Default: to the system's log."
 )
-@click.option("--jitter", type=click.IntRange(0, 3600), default=60, show_default=True, metavar="SECONDS")
+@click.option("--jitter", type=CountRange(0, 3600), default=60, show_default=True, metavar="SECONDS")
 @click.option("--cron-file", type=click.Path(path_type=Path), default=cron.CRON_FILE, show_default=True)
 @click.option("--unit-folder", type=click.Path(path_type=Path), default=cron.UNIT_FOLDER, show_default=True)
 @config_option

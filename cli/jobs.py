@@ -17,7 +17,7 @@ from argus.store.read.jobs import JobRun, list_job_runs
 from argus.store.reader import no_job
 
 from .grammar import parse_since
-from .options import format_option, store_option
+from .options import CountRange, format_option, store_option
 from .selection import is_one_of
 
 _HEAD = (
@@ -52,7 +52,7 @@ _OPTIONAL = ("mesh", "user", "environment")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Only runs of this user (name or number).")
 @click.option("--since", metavar="WHEN", help="Only runs with rows since then: 2h, 2026-05-01T12:00:30 (UTC).")
 @click.option("--last", metavar="SPAN", help="The same: 30m, 2h, 7d.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--limit", type=CountRange(min=1), metavar="N", help="Only the newest N.")
 @format_option()
 @store_option
 def command(

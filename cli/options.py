@@ -43,8 +43,18 @@ store_option = click.option(
 """``--store URL``, passed as ``store_url`` (None: the default). Give it to ``argus.store.open.open_store``."""
 
 
+class CountRange(click.IntRange):
+    """A whole number within bounds."""
+
+    def get_metavar(self, *_: object, **__: object) -> str:
+        return "N"
+
+
 class NumberRange(click.FloatRange):
     """A number within bounds. ``nan`` lies within all of them, and no option means it, nor without end."""
+
+    def get_metavar(self, *_: object, **__: object) -> str:
+        return "NUMBER"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -225,7 +235,7 @@ raw_rate_option = click.option(
 rate_option = click.option(
     "--rate",
     "rate_hz",
-    type=click.IntRange(1, 10_000),
+    type=CountRange(1, 10_000),
     metavar="HZ",
     help=f"Stack samples per second and CPU. Default: {DEFAULT_RATE_HZ}, and {RAISED_RATE_HZ} while the job "
     "has findings.",

@@ -21,6 +21,7 @@ from argus.system import files, secrets
 
 from . import interrupt
 from .options import (
+    CountRange,
     diagnose_option,
     flops,
     gpu_share_option,
@@ -58,7 +59,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
     metavar="NAME",
     help="Name of the job. Default: from the launcher's environment.",
 )
-@click.option("--run", "run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
+@click.option("--run", "run", type=CountRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
 @click.option("--log", metavar="FILE", help="Write Argus's own lines to this file instead of standard error.")
 @click.option(
     "--account",

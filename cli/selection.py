@@ -13,7 +13,7 @@ from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import counted, named
 
 from .grammar import parse_ranks, parse_since, parse_span, parse_steps, parse_time
-from .options import job_name
+from .options import CountRange, job_name
 
 if TYPE_CHECKING:
     from argus.store.open import Store
@@ -30,7 +30,7 @@ job_option = click.option(
 )
 run_option = click.option(
     "--run",
-    type=click.IntRange(min=0),
+    type=CountRange(min=0),
     metavar="N",
     help="Number of the run (`argus jobs` lists them). Default: the newest.",
 )

@@ -21,22 +21,20 @@ from argus.simulate.write import Spec, truth, write
 from argus.store.failures import load_command
 from argus.store.open import open_store
 
-from .options import NumberRange, format_option, new_job_name, store_option
+from .options import CountRange, NumberRange, format_option, new_job_name, store_option
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="Ranks of the job: dp x tp x pp.")
-@click.option(
-    "--dp", type=click.IntRange(min=1), metavar="N", help="Data-parallel ranks. Default: what --ranks leaves."
-)
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
-@click.option("--ep", type=click.IntRange(min=1), default=1, show_default=True, help="Expert-parallel ranks, of --dp.")
-@click.option("--vpp", type=click.IntRange(min=1), default=1, show_default=True, help="Model chunks of a stage.")
-@click.option("--ranks-per-host", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a host.")
-@click.option("--micro-batches", type=click.IntRange(min=1), metavar="N", help="Of a step. Default: 2 for each stage.")
-@click.option("--steps", type=click.IntRange(min=1), default=100, show_default=True, help="Steps that are traced.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed, the same job.")
+@click.option("--ranks", type=CountRange(min=1), metavar="N", help="Ranks of the job: dp x tp x pp.")
+@click.option("--dp", type=CountRange(min=1), metavar="N", help="Data-parallel ranks. Default: what --ranks leaves.")
+@click.option("--tp", type=CountRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pp", type=CountRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--ep", type=CountRange(min=1), default=1, show_default=True, help="Expert-parallel ranks, of --dp.")
+@click.option("--vpp", type=CountRange(min=1), default=1, show_default=True, help="Model chunks of a stage.")
+@click.option("--ranks-per-host", type=CountRange(min=1), default=8, show_default=True, help="GPUs of a host.")
+@click.option("--micro-batches", type=CountRange(min=1), metavar="N", help="Of a step. Default: 2 for each stage.")
+@click.option("--steps", type=CountRange(min=1), default=100, show_default=True, help="Steps that are traced.")
+@click.option("--seed", type=CountRange(min=0), default=0, show_default=True, help="The same seed, the same job.")
 @click.option(
     "--fault",
     "faults",
@@ -55,12 +53,12 @@ from .options import NumberRange, format_option, new_job_name, store_option
 )
 @click.option("--run-spread", type=NumberRange(0, 0.2), default=0.0, show_default=True,
               help="By how much runs of one job differ (standard deviation): clusters, 0.005 to 0.015.")  # fmt: skip
-@click.option("--model", type=click.IntRange(min=0), metavar="SEED",
+@click.option("--model", type=CountRange(min=0), metavar="SEED",
               help="What the job's kernels are: runs of one program have the same. Default: --seed.")  # fmt: skip
 @click.option("--variable-length", is_flag=True, help="Sequences vary in length.")
-@click.option("--collectives-per-step", type=click.IntRange(min=1), default=8, show_default=True,
+@click.option("--collectives-per-step", type=CountRange(min=1), default=8, show_default=True,
               help="Collectives of a rank and step that are stored, roughly.")  # fmt: skip
-@click.option("--kernels", type=click.IntRange(min=0), default=0, show_default=True, metavar="RANKS",
+@click.option("--kernels", type=CountRange(min=0), default=0, show_default=True, metavar="RANKS",
               help="Ranks whose kernels are summed up, those of faults first: some ms each a step.")  # fmt: skip
 @click.option(
     "--environment",

@@ -20,7 +20,7 @@ from argus.store.read.jobs import count_job, list_job_runs, remove_job
 from argus.store.read.status import StoreStatus, store_status
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
 
-from .options import format_option, job_name, store_option
+from .options import CountRange, format_option, job_name, store_option
 from .suggest import SuggestingGroup
 
 
@@ -114,7 +114,7 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
 
 @command.command()
 @click.argument("job", type=job_name)
-@click.option("--run", type=click.IntRange(min=0), metavar="N", help="Only this run of it.")
+@click.option("--run", type=CountRange(min=0), metavar="N", help="Only this run of it.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @store_option
 def rm(job: str, run: int | None, yes: bool, store_url: str | None) -> None:

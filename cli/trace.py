@@ -14,6 +14,7 @@ from argus.system import debug, privileges
 
 from .grammar import parse_open_steps
 from .options import (
+    CountRange,
     NumberRange,
     Span,
     all_pids,
@@ -61,7 +62,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option(
     "--steps", callback=_steps, metavar=":N", help="End the trace once every rank has made N steps: :200, or 200."
 )
-@click.option("--run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
+@click.option("--run", type=CountRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
 @click.option(
     "--job",
     type=new_job_name,
@@ -71,7 +72,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs 2 µs each.")
 @click.option(
     "--buffer-mb",
-    type=click.IntRange(1, 1024),
+    type=CountRange(1, 1024),
     default=16,
     show_default=True,
     help="Size of the ring buffer for CUDA calls.",
