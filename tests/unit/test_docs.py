@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from argus.health import config
-from argus.live.cost.governor import Rung
+from argus.live.cost.governor import LADDERS, PROBE_RUNGS, Rung
 from argus.model import records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +57,17 @@ def test_losses_are_marked_as_such() -> None:
         assert (counter.name.lower() in losses) == (counter in records.LOSS_COUNTERS), counter
     for one in records.StackCounter:
         assert (f"stack_{one.name.lower()}" in losses) == (one in records.STACK_LOSS_COUNTERS), one
+
+
+def test_every_rung_of_the_governor_is_explained() -> None:
+    """In the order in which they are taken; those of stacks and GPU times by what is given up, at the row's begin."""
+    text = (ROOT / "docs" / "trace.md").read_text().split("## Overhead")[1].split("\n## ")[0]
+    tables = {part.split(" |")[0]: part.split("\n\n")[0].splitlines()[2:] for part in re.split(r"\n\n\| ", text)}
+    assert [row.split("|")[1].strip() for row in tables["rung"]] == [rung.feature for rung in PROBE_RUNGS]
+    for row, rung in zip(tables["rung"], PROBE_RUNGS, strict=True):
+        assert row.split("|")[3].strip() == ("yes" if rung.back else "no"), rung
+        assert not rung.counter or f"`{rung.counter}`" in row, rung
+    assert len(tables["what costs most besides"]) == sum(len(ladder) for ladder in LADDERS.values())
 
 
 def test_every_check_of_a_node_is_explained() -> None:
