@@ -1,22 +1,47 @@
-"""docs/security.md: each promise names a test that is there."""
+"""docs/security.md: each promise names a test that is there, in the file that it names."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_TEST = re.compile(r"(?:\b([\w/]+)::|(…)|\b)(test_\w+)")
+"""A test of a file, one of the file that was named before, or a test or a file alone."""
+
+
+def defined() -> dict[str, set[str]]:
+    """The tests of each file, by its path in ``tests`` and, of tests/security, by its name."""
+    found = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        place = str(path.relative_to(ROOT / "tests").with_suffix("")).removeprefix("security/")
+        found[place] = set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+    return found
+
+
+def missing(text: str, files: Mapping[str, set[str]]) -> Iterator[str]:
+    """What a page names that is not there."""
+    anywhere = {name for names in files.values() for name in names} | {place.split("/")[-1] for place in files}
+    before = ""
+    for place, continued, name in _TEST.findall(text):
+        before = place or before
+        if not (name in files.get(before, ()) if place or continued else name in anywhere):
+            yield f"{before if place or continued else ''}::{name}"
 
 
 def test_each_test_that_is_named_exists() -> None:
-    text = (ROOT / "docs" / "security.md").read_text()
-    named = set(re.findall(r"\btest_\w+", text))
-    assert len(named) > 30
-    files = list((ROOT / "tests").rglob("test_*.py"))
-    there = {path.stem for path in files}
-    for path in files:
-        there |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
-    assert not named - there
+    text, files = (ROOT / "docs" / "security.md").read_text(), defined()
+    assert len(_TEST.findall(text)) > 100
+    assert list(missing(text, files)) == []
+
+
+def test_a_test_that_is_in_another_file_is_missing() -> None:
+    files = {"test_a": {"test_x", "test_y"}, "e2e/test_b": {"test_z"}}
+    assert list(missing("test_a::test_x, …test_y, e2e/test_b::test_z; `test_z` of test_b", files)) == []
+    assert list(missing("test_a::test_z, …test_z, test_b::test_z, test_none", files)) == [
+        "test_a::test_z", "test_a::test_z", "test_b::test_z", "::test_none",
+    ]  # fmt: skip
 
 
 def test_each_promise_names_a_test() -> None:
