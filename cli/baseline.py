@@ -13,7 +13,7 @@ from argus.compare.profile import stored_verdicts
 from argus.diagnose.read.profile import class_name, to_text
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.text import counted, named, printable
-from argus.model.units import duration
+from argus.model.units import duration, size
 from argus.store.open import open_store
 from argus.store.reader import list_jobs, no_job
 
@@ -122,4 +122,4 @@ def show_command(run: str, output_format: str, store_url: str | None) -> None:
         click.echo(f"  {printable(name)}  {duration(mean.value)}")
     for name, transfer in sorted(profile.transfers.items()):
         spent = duration(transfer.transfer_ns.value)
-        click.echo(f"  {printable(name)}  {transfer.bytes / 1e6:,.1f} MB in {spent}")
+        click.echo(f"  {printable(name)}  {size(transfer.bytes)} in {spent}")

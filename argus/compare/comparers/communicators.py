@@ -5,6 +5,7 @@ from __future__ import annotations
 from argus.compare.comparer import Figure, Side, felt
 from argus.diagnose.read.profile import COMMUNICATION, Profile
 from argus.diagnose.variation import Mean
+from argus.model.units import size as size_text
 
 OF = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "AlltoAll": "all_to_all",
@@ -33,7 +34,7 @@ def figures(before: Side, after: Side) -> list[Figure]:
         out.append(
             Figure(
                 "bandwidth", name, [_for_bytes(one, name, size) for one in before],
-                [_for_bytes(one, name, size) for one in after], f"{op} of {dimension}, {size / 1e6:.1f} MB a step",
+                [_for_bytes(one, name, size) for one in after], f"{op} of {dimension}, {size_text(size)} a step",
                 share, tuple(f"phase {one}" for one in COMMUNICATION),
                 note=f"{speeds[0]:.1f} GB/s before, {speeds[1]:.1f} after" if size else "",
             )

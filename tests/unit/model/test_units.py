@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from argus.model import units
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -54,3 +59,10 @@ def test_lists_of_ranks() -> None:
     assert [units.rank_pattern(r) for r in (range(8), range(0, 64, 8), (1, 4, 6), (2, 3), (5,), ())] == [
         "0-7", "0,8..56", "1,4,6", "2,3", "5", "",
     ]  # fmt: skip
+
+
+def test_bytes_are_written_by_one_function() -> None:
+    """``size`` and ``binary_size``: what divides by itself writes 12 KB as 0.0 MB."""
+    divided = re.compile(r"/ ?(1e[369]|1 ?<< ?[123]0|1000|1024)[^}\n]*\} ?[KMGT]i?B\b")
+    files = [path for top in ("argus", "cli") for path in (ROOT / top).rglob("*.py")]
+    assert [path.name for path in files if divided.search(path.read_text())] == []
