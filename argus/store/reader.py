@@ -325,7 +325,7 @@ def no_job(job: str, stored: Sequence[str], where: str = "") -> ArgusError:
     """The error for a job that is not stored.
 
     Args:
-        job: The job, or a pattern. stored: Those that are. where: " at URL"; empty: it is not said.
+        job: The job, or a pattern. stored: Those that are. where: " at URL"; empty: it is left out.
     """
     hint = f"Stored are: {listed(list(map(named, stored)), JOBS_NAMED)}" if stored else ""
     return ArgusError(f"no job '{named(job)}' is stored{where}", hint, EXIT_UNAVAILABLE)

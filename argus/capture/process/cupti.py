@@ -177,7 +177,7 @@ def open_helper(pid: int, where: str = "") -> tuple[str, int]:
 
     Args:
         pid: The process.
-        where: What ``helper_mapping`` said before; empty: the process's mappings are read.
+        where: What ``helper_mapping`` found before; empty: the process's mappings are read.
 
     Returns:
         As ``helper_mapping``, and a descriptor; -1: there is nothing.

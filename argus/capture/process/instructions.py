@@ -265,7 +265,7 @@ def probes_stand(pid: int, file: tuple[str, int], offsets: list[int]) -> bool:
 
 
 def has_probes(pid: int, file: tuple[str, int], offsets: list[int]) -> bool:
-    """As ``probes_stand``, which the reader process does where there is one; false where it cannot be said."""
+    """As ``probes_stand``, which the reader process does where there is one; false where it cannot be known."""
     try:
         if not reader.shared.on:
             return probes_stand(pid, file, offsets)

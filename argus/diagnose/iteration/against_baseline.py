@@ -199,7 +199,7 @@ def _latency(case: Case, params: dict[str, Any], runs: Sequence[Profile]) -> lis
 
 def has_long_tail(now: float | None, runs: Sequence[Profile]) -> bool:
     """Whether single steps of a run take longer than in the baseline. ``now``: the run's tail
-    (:func:`argus.diagnose.read.profile.step_tail`). Nothing is said of fewer than three runs."""
+    (:func:`argus.diagnose.read.profile.step_tail`). Fewer than three runs are not compared."""
     known = _tails(runs)
     if len(known) < MIN_RUNS or now is None:
         return False

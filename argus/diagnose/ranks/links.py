@@ -48,7 +48,7 @@ TESTS = {
 }  # fmt: skip
 """Programs of NVIDIA's nccl-tests by operation; of all others ``all_reduce_perf``."""
 MUCH = 0.25
-"""Share of a step from which it is said that nothing shows whether communication could be faster."""
+"""Share of a step from which a note reports that nothing shows whether communication could be faster."""
 COMPARED_RUNS = 3
 """Healthy runs with which a baseline shows that (argus.diagnose.iteration.against_baseline.MIN_RUNS)."""
 BLOCK = 10

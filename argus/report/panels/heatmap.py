@@ -35,8 +35,8 @@ MOST_BYTES = 5_500_000
 AT_ONCE = 500_000
 """Cells that the store groups at once: two million take it 250 MB more (`scripts/bench report`, 10,240 ranks)."""
 FINE, COARSE = 254, 63
-"""Levels between the lowest and the highest colour: the eye tells some sixty apart, and in large maps more of them only
-store the noise (a third of the bytes)."""
+"""Levels between the lowest and the highest colour: the eye distinguishes some sixty, and in large maps more of them
+only store the noise (a third of the bytes)."""
 LARGE = 1_000_000
 """Cells of a measure from which on its levels are coarse."""
 SAMPLED_ROWS = 512
