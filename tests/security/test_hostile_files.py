@@ -27,15 +27,9 @@ from argus.capture.process.targets import find_libraries
 from argus.capture.python import interpreter
 from argus.cupti import interrupt
 from argus.model import calls
-from tests.security.mapping_process import folder_of_nobody, mapping, mapping_of, needs_root
+from tests.security.mapping_process import mapping, mapping_of, needs_root
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with folder_of_nobody() as path:
-        yield path
 
 
 def compiled(path: Path, source: str, *flags: str) -> Path:

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +13,9 @@ from typing import Any
 import pytest
 
 from argus.capture.process import mapped
-from tests.security.mapping_process import NOBODY, folder_of_nobody, mapping, mapping_of, needs_root
+from tests.security.mapping_process import NOBODY, mapping, mapping_of, needs_root
 
 pytestmark = needs_root()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with folder_of_nobody() as path:
-        yield path
 
 
 def _without_map_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -13,18 +12,12 @@ import pytest
 
 from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
-from tests.security.mapping_process import folder_of_nobody, mapping, needs_root
+from tests.security.mapping_process import mapping, needs_root
 
 pytestmark = [pytest.mark.kernel, needs_root()]
 
 SOURCE = "int cuLaunchKernel(int n) { return n * 3 + %d; }"
 """Both files have it at the same offset."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with folder_of_nobody() as path:
-        yield path
 
 
 def build(path: Path, number: int) -> Path:

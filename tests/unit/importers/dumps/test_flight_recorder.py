@@ -25,7 +25,7 @@ from argus.importers.dumps import dumps, flight_recorder, moments, plain_pickle
 from argus.importers.rows import ImportReport
 from argus.model.errors import ArgusError
 from argus.store.arrow import to_arrow
-from argus.store.open import Store, open_store
+from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.builders import flight_dumps
 from tests.builders.flight_dumps import Fault, run
@@ -34,11 +34,6 @@ from tests.stores import stored
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[5] / "shared" / "data")) / "flight-recorder"
 CASES = int(os.environ.get("ARGUS_FUZZ_CASES", "500"))
 VERSIONS = ("2.0", "2.1", "2.2", "2.3", "2.4", "2.9", "2.10")
-
-
-@pytest.fixture(scope="module")
-def url(shared: Store) -> str:
-    return shared.url
 
 
 def verdict(url: str, job: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

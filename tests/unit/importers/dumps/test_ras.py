@@ -14,7 +14,7 @@ from argus.cli.import_trace import command
 from argus.cli.main import main
 from argus.importers.dumps import inspector, ras
 from argus.model.errors import ArgusError
-from argus.store.open import Store, open_store
+from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.unit.importers.dumps.test_flight_recorder import CASES, broken
 
@@ -60,11 +60,6 @@ def line(rank: int, seq: int, took_us: int, *, size: int = 4) -> dict[str, Any]:
 def inspect(path: Path, rank: int, took_us: int = 900) -> Path:
     path.write_text("".join(json.dumps(line(rank, seq, took_us)) + "\n" for seq in range(1, 21)))
     return path
-
-
-@pytest.fixture(scope="module")
-def url(shared: Store) -> str:
-    return shared.url
 
 
 def judged(url: str, job: str, paths: Sequence[Path], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
