@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from argus.capture.python import code, interpreter, layouts
-from argus.capture.python.code import MAX_LINE, MAX_LINE_TABLE, CodeResolver
+from argus.capture.python.code import MAX_LINE, CodeResolver
 from argus.capture.python.interpreter import MAX_COUNT, MAX_INTERPRETERS, MAX_THREADS
 from argus.live.sampling.processes import SampledProcesses
 from argus.model.stacks import Frame, Stack
@@ -73,6 +73,10 @@ def resolver() -> CodeResolver:
     return CodeResolver(-1, record)
 
 
+PROMISED = 256 << 10
+"""Bytes of a line table, as docs/security.md has them."""
+
+
 def test_a_long_line_table_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     made = resolver()
     asked: list[int] = []
@@ -80,7 +84,7 @@ def test_a_long_line_table_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(fd: int, address: int, size: int) -> bytes:
         asked.append(size)
         data = bytearray(size)
-        struct.pack_into("<q", data, made._table.bytes_size, MAX_LINE_TABLE + 1)
+        struct.pack_into("<q", data, made._table.bytes_size, PROMISED + 1)
         return bytes(data)
 
     monkeypatch.setattr(code, "read_memory", read)
