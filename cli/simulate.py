@@ -58,7 +58,7 @@ from .options import CountRange, NumberRange, format_option, new_job_name, store
 @click.option("--variable-length", is_flag=True, help="Sequences vary in length.")
 @click.option("--collectives-per-step", type=CountRange(min=1), default=8, show_default=True,
               help="Collectives of a rank and step that are stored, roughly.")  # fmt: skip
-@click.option("--kernels", type=CountRange(min=0), default=0, show_default=True, metavar="RANKS",
+@click.option("--kernels", type=CountRange(min=0), default=0, show_default=True,
               help="Ranks whose kernels are summed up, those of faults first: some ms each a step.")  # fmt: skip
 @click.option(
     "--environment",
