@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,10 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
     if stalling is None:
         logged = case.notes.logged is not None and len(case.hosts) > 1
         if logged and not few and not case.suspects and share >= FEW_COST * case.threshold:
-            return [_of_nobody(case, window, what)]
+            warm = _without_warm_up(window) if int(window.numbers[0]) == int(case.numbers[0]) else window
+            if warm is window:
+                return [_of_nobody(case, window, what)]
+            return _suspects(case, warm) if warm.stalled.any() else []
         if few:
             case.notes.long_steps = (
                 f"{what} of the time{_whose(window, latest)}: a checkpoint, an evaluation, or a stall"
@@ -107,6 +110,20 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
     if case.gpus is None:
         explain_crowded_jitter(case.query, case.params, suspect, case.hosts)
     return [suspect]
+
+
+def _without_warm_up(window: _Window) -> _Window:
+    """The window after the long steps that a log begins with, if it does."""
+    warm = int(np.argmin(window.stalled))
+    if not warm:
+        return window
+    return replace(
+        window,
+        numbers=window.numbers[warm:],
+        durations=window.durations[warm:],
+        usual=window.usual[warm:],
+        stalled=window.stalled[warm:],
+    )
 
 
 def _least(case: Case) -> float:

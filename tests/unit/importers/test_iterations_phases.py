@@ -246,6 +246,21 @@ def test_long_steps_by_turns_are_jitter_of_nobody(
     assert all("several ranks by turns" in one["evidence"][0]["text"] for one in found["findings"])
 
 
+def test_a_warm_up_and_two_evaluations_are_no_jitter(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make(LAYOUTS["wait inside compute"], ranks=4, steps=80, spikes=0.0, seed=3)
+    for step, more in {0: 500.0, 1: 200.0, 2: 90.0, 29: 250.0, 59: 250.0}.items():
+        log.phases["compute"][:, step] += more
+        log.step[:, step] += more
+    pcsv.write_csv(table(log), tmp_path / "log.csv")
+    assert imported(url, tmp_path / "log.csv") == 0
+    found = verdict(url, capsys)
+    assert (found["status"], found["findings"]) == ("healthy", [])
+    assert "2 of the newest 77 steps" in found["reason"]
+    assert "an evaluation" in found["reason"]
+
+
 def test_all_slower_is_a_regression_of_nobody(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     fault = Fault("compute", None, 0.4)
     pq.write_table(table(make(LAYOUTS["wait inside compute"], faults=(fault,), seed=3)), tmp_path / "log.parquet")
