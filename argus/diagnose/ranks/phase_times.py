@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from argus.diagnose.ranks.lateness import RECENT_STEPS
 from argus.diagnose.ranks.own_times import MIN_STEPS, PART, Comparison, Slow, Timers, compare, kind_of
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.suspect import Suspect
+from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
 from argus.model.units import duration, ranks_text
 
@@ -112,6 +113,13 @@ def _suspect(
     phase, because = _cause(one, comparison, timers, slow, chosen)
     shown = runnable_sql(queries.PHASES_BY_RANK, {**params, "first": first, "last": last})
     usual, own = timers.step[:, chosen], comparison.own[:, chosen]
+    effect = None
+    cost = min(one.cost_ns, 0.95 * step_ns)
+    if one.jitter:
+        # A typical step has no part in it, or is one of the long ones: an average step has its part.
+        step_ns = float(np.nanmean(np.nanmedian(timers.step[:, one.since : one.until], axis=0)))
+        cost = min(one.cost_ns, 0.95 * step_ns)
+        effect = partial(_on_average, step_ns, cost)
     where = "in those steps" if one.jitter else "a step"
     evidence: list[Evidence] = []
     if comparison.waits:
@@ -135,13 +143,17 @@ def _suspect(
     if kind == "compute_straggler" and one.cost_ns < threshold / PART * step_ns:
         kind = "masked_compute_straggler"
     names = list(dict.fromkeys(host for number in numbers if (host := hosts.get(number, HOST)) != HOST))
-    cost = min(one.cost_ns, 0.95 * step_ns)
     return Suspect(
         kind=kind, ranks=numbers, hosts=names, since=first, last=last, phase=phase,
         slowdown=step_ns / (step_ns - cost), lost_ns=cost,
         confidence=one.confidence * (UNKNOWN_CAUSE if phase == UNTIMED else 1.0),
-        level="phase", evidence=evidence, action=_action(kind, phase, name, names),
+        level="phase", evidence=evidence, action=_action(kind, phase, name, names), effect=effect,
     )  # fmt: skip
+
+
+def _on_average(mean_ns: float, cost_ns: float, step: StepTime) -> StepTime:
+    """What single long steps do to the job's: they make the average one."""
+    return StepTime(max(step.now_ns, mean_ns), min(step.ideal_ns, mean_ns - cost_ns))
 
 
 def _steps_of(one: Slow, comparison: Comparison, timers: Timers) -> NDArray[np.int64]:

@@ -111,6 +111,21 @@ def test_spikes_of_one_rank_are_jitter() -> None:
     assert judged(shared)[0] == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_long_steps_cost_their_part_of_an_average_step(seed: int) -> None:
+    """In three of ten steps a rank takes two more: a typical step is none of them, and the average one 1.6 times as
+    long."""
+    log = make(LAYOUTS["wait timed"], ranks=8, spikes=0.0, seed=seed)
+    long = np.where(np.random.default_rng(seed).random(300) < 0.3, 160.0, 0.0)
+    long[:30] = 0.0
+    log.phases["fetch_batch"][3] += long
+    log.phases["barrier_wait"][np.arange(8) != 3] += long
+    log.step[:] += long
+    (one,) = judged(log)[0]
+    assert (one.kind, one.ranks) == ("jitter", [3])
+    assert one.slowdown == pytest.approx(1 + float(np.mean(long[30:])) / 80, rel=0.1)
+
+
 def test_a_rank_that_is_slow_from_the_first_step_is_named() -> None:
     log = make(LAYOUTS["wait inside backward"], faults=(Fault("forward", 1, 0.3, since=0.0),), seed=5)
     (one,) = judged(log)[0]
