@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.diagnose.iteration.regression import SEPARATE
 from argus.diagnose.ranks.lateness import ALPHA, PERSISTENCE, RECENT_STEPS, by_chance, find_episode
 from argus.diagnose.robust import mad, outlier_limit
 from argus.model.statistics import MEDIAN
@@ -315,7 +316,8 @@ def _changed(late: Float, least: float, wander: float) -> list[Slow]:
 
 
 def _split(row: Float) -> int | None:
-    """Where a series parts best into a lower and a higher part: the greatest standardised rank sum (Pettitt 1979)."""
+    """Where a series parts best into a lower and a higher part: the greatest standardised rank sum (Pettitt 1979). Of
+    fewer than 36 steps that is below 5 even in full order, which is enough there."""
     count = len(row)
     if count < 2 * MIN_STEPS:
         return None
@@ -325,7 +327,8 @@ def _split(row: Float) -> int | None:
     below = at * (count + 1) / 2 - np.cumsum(rank)[at - 1]
     score = below / np.sqrt(at * (count - at) * (count + 1) / 12)
     best = int(np.argmax(score))
-    return int(at[best]) if score[best] >= WANDERS else None
+    in_order = 0.5 + below[best] / (at[best] * (count - at[best]))
+    return int(at[best]) if score[best] >= WANDERS or in_order >= SEPARATE else None
 
 
 def _own_error(row: Float, onset: int, wander: float) -> float:

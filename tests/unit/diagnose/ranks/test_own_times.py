@@ -126,6 +126,15 @@ def test_long_steps_cost_their_part_of_an_average_step(seed: int) -> None:
     assert one.slowdown == pytest.approx(1 + float(np.mean(long[30:])) / 80, rel=0.1)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_change_in_few_steps_is_one(seed: int) -> None:
+    """14 steps before and 14 after: the rank sum of a full order is 4.5 standard errors."""
+    log = make(LAYOUTS["wait timed"], ranks=8, steps=28, spikes=0.0, seed=seed,
+               faults=(Fault("fwd_bwd", 5, 0.3, since=0.5),))  # fmt: skip
+    (one,) = judged(log)[0]
+    assert (one.ranks, one.since) == ([5], 14)
+
+
 def test_a_rank_that_is_slow_from_the_first_step_is_named() -> None:
     log = make(LAYOUTS["wait inside backward"], faults=(Fault("forward", 1, 0.3, since=0.0),), seed=5)
     (one,) = judged(log)[0]
