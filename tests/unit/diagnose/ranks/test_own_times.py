@@ -142,6 +142,23 @@ def test_a_rank_that_is_slow_from_the_first_step_is_named() -> None:
     assert "a constant difference" in one.evidence[2]["text"]
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_work_that_varies_makes_no_rank_a_slow_one(ranks: int) -> None:
+    """Batches of other lengths on each rank, in few steps: one of them has more of the long ones by chance."""
+    for slower, expected in ((1.0, 0), (1.3, 30)):
+        named = 0
+        for seed in range(40):
+            rng = np.random.default_rng(seed)
+            compute = 60 * np.exp(0.1 * rng.standard_normal((ranks, 30)))
+            compute[0] *= slower
+            data = 2 * (1 + 0.2 * rng.standard_normal((ranks, 30)))
+            communication = (compute + data).max(axis=0) - compute - data + 3
+            phases = {"data_loading": data, "compute": compute, "communication": communication}
+            found = judged(Log(compute + data + communication + 3, phases))[0]
+            named += [one.ranks for one in found] == [[0]] if expected else bool(found)
+        assert named >= expected if expected else named <= 1
+
+
 def test_a_rank_that_recovered_is_mentioned_with_steps_and_cost() -> None:
     log = make(LAYOUTS["wait timed"], faults=(Fault("fetch_batch", 6, 1.4, since=0.4, until=0.43),), spikes=0.0, seed=6)
     found = judged(log)
