@@ -66,12 +66,15 @@ class Logged:
         blind: A slow rank would not show.
         synchronous: Ranks wait for one another: a step is as long as its slowest rank makes it.
         least: What was too small to be seen, a clause.
+        partial: A timer that contains computing contains the wait as well: of what a rank is slower by, its own time
+            shows a part.
     """
 
     note: str = ""
     blind: bool = False
     synchronous: bool = False
     least: str = ""
+    partial: bool = False
 
 
 @dataclass

@@ -38,6 +38,9 @@ WORKERS = 4
 SETTLED_NS = 10_000_000_000
 """So long must steps without a GPU be longer where other programs keep the CPUs busy throughout: schedulers move
 threads between shared cores, and one whose sibling computes is up to half as fast for a while (seen: 0.7 s)."""
+LEAST_PART = 0.2
+"""Part of the growth that a rank's own time shows at least, if that rank is the reason: a forward pass is a quarter of
+a step, and its backward pass contains the wait."""
 EXPLAINING_KINDS = ("slow_gpus", "late_ranks", "slow_links")
 """Detectors of ranks and links that others wait for."""
 
@@ -54,6 +57,8 @@ def detect(case: Case) -> list[Suspect]:
     onset = int(case.numbers[regression.index])
     if (slower := _slower(case, onset)) is None:
         return []
+    if (rank := _partly_timed(case, regression)) is not None:
+        return [_in_full(case, rank, regression)]
     if (gpu := _behind(case, suspects, regression)) is not None:
         return [_unmasked(case, gpu, regression)]
     suspect, no_fault = _all_slower(case, regression, slower)
@@ -131,8 +136,9 @@ def _explained(case: Case, suspects: list[Suspect], regression: Regression) -> b
         return True
     if case.notes.logged is None or not case.notes.logged.synchronous:
         return False
-    waited = sum(suspect.lost_ns for suspect in case.suspects_of("logged_times"))
-    return waited >= (regression.after_ns - regression.before_ns) / 2
+    logged = case.suspects_of("logged_times")
+    grown = regression.after_ns - regression.before_ns
+    return sum(suspect.lost_ns for suspect in logged) >= grown / 2
 
 
 def _slower(case: Case, onset: int) -> float | None:
@@ -141,6 +147,39 @@ def _slower(case: Case, onset: int) -> float | None:
     grown = rows["after_ns"] > 1.05 * rows["before_ns"]
     share = float(np.mean(grown)) if len(grown) else 0.0
     return share if share >= 0.9 else None
+
+
+def _partly_timed(case: Case, regression: Regression) -> Suspect | None:
+    """The one rank that became slow at the step since which all steps are longer, if its timers show a part of that:
+    where the wait is inside a timer of computing, what the rank computes longer there does not show."""
+    logged = case.notes.logged
+    if logged is None or not logged.partial:
+        return None
+    slow = case.suspects_of("logged_times")
+    if len(slow) != 1 or len(slow[0].ranks) != 1 or slow[0].kind == "jitter":
+        return None
+    place = int(np.searchsorted(case.numbers, slow[0].since))
+    part = slow[0].lost_ns / (regression.after_ns - regression.before_ns)
+    return slow[0] if abs(place - regression.index) <= MIN_STEPS and part >= LEAST_PART else None
+
+
+def _in_full(case: Case, rank: Suspect, regression: Regression) -> Suspect:
+    """A rank of which timers show a part, with all that it costs."""
+    grown = regression.after_ns / regression.before_ns
+    text = (
+        f"since then a step takes {duration(regression.after_ns)} instead of {duration(regression.before_ns)}: what "
+        "the rank takes longer inside timers that contain the wait does not show"
+    )
+    now = case.step.now_ns
+    return replace(
+        rank,
+        kind="compute_straggler" if rank.kind == "masked_compute_straggler" else rank.kind,
+        lost_ns=now - now / grown,
+        slowdown=grown,
+        cost=evidence(text, queries.SLOWER, {**case.params, "onset": int(case.numbers[regression.index])}),
+        effect=lambda step: step.before(grown),
+        replaces=(rank,),
+    )
 
 
 def _behind(case: Case, suspects: list[Suspect], regression: Regression) -> Suspect | None:

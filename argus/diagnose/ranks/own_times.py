@@ -197,6 +197,11 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
     return tuple(sorted({*waiting, *named}))
 
 
+def hides_computing(waits: Sequence[str]) -> bool:
+    """Whether a timer that contains waiting is of computing, too: what a rank computes longer there does not show."""
+    return any(not _is(name, WAITING) for name in waits)
+
+
 def _is_waited_for(timers: Timers, name: str, named: Sequence[str]) -> bool:
     """Whether what a phase is longer by on one rank than on the others, these are longer by in the phases that are
     called waiting or communication: then it is a rank's own time, however much all ranks have in common."""

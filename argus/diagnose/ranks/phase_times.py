@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from argus.diagnose.case import Logged
 from argus.diagnose.iteration.step_times import MAX_RECOVERED, UNKNOWN_CAUSE
 from argus.diagnose.ranks.lateness import RECENT_STEPS
-from argus.diagnose.ranks.own_times import MIN_STEPS, PART, Comparison, Slow, Timers, compare, kind_of
+from argus.diagnose.ranks.own_times import MIN_STEPS, PART, Comparison, Slow, Timers, compare, hides_computing, kind_of
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import StepTime, Suspect
@@ -63,7 +63,8 @@ def slow_ranks(
     share = comparison.least_ns / usual
     least = f"a rank that needs less than {duration(comparison.least_ns)} ({share:.1%} of a step) more than it did"
     newest = float(np.nanmedian(timers.step[:, -RECENT_STEPS:]))
-    return suspects, Logged(_recovered(comparison, timers, newest), synchronous=True, least=least)
+    note, hidden = _recovered(comparison, timers, newest), hides_computing(comparison.waits)
+    return suspects, Logged(note, synchronous=True, least=least, partial=hidden)
 
 
 def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[Any]]) -> Timers:

@@ -269,6 +269,22 @@ def test_all_slower_is_a_regression_of_nobody(tmp_path: Path, url: str, capsys: 
     assert (one["kind"], one["ranks"]) == ("regression", [])
 
 
+def test_a_rank_whose_backward_pass_is_slow_too_is_the_reason_alone(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The backward pass contains the wait: only the forward pass shows the rank, and a third of what steps grew by."""
+    faults = (Fault("forward", 5, 0.12), Fault("backward", 5, 0.28))
+    pcsv.write_csv(table(make(LAYOUTS["wait inside backward"], ranks=8, faults=faults, seed=3)), tmp_path / "log.csv")
+    options = [*OPTIONS[:-4], "--phase", "dataloader=dataloader_ms", "--phase", "forward=forward_ms",
+               "--phase", "backward=backward_ms", "--phase", "optimizer=optimizer_ms"]  # fmt: skip
+    assert imported(url, tmp_path / "log.csv", options=options) == 0
+    found = verdict(url, capsys)
+    (one,) = found["findings"]
+    assert (one["kind"], one["ranks"], one["steps"][0]) == ("compute_straggler", [5], 99)
+    assert one["slowdown"] == pytest.approx(1.4, abs=0.06)
+    assert found["slowdown"] == pytest.approx(1.4, abs=0.06)
+
+
 def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(table(make(LAYOUTS["wait inside compute"], seed=3)), tmp_path / "log.parquet")
     assert imported(url, tmp_path / "log.parquet") == 0
