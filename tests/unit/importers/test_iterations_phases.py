@@ -285,6 +285,23 @@ def test_a_rank_whose_backward_pass_is_slow_too_is_the_reason_alone(
     assert found["slowdown"] == pytest.approx(1.4, abs=0.06)
 
 
+def test_long_steps_of_one_rank_are_no_regression_of_all(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A third of the steps first, and then half of them: the typical step is a long one since."""
+    log = make(LAYOUTS["wait inside communication"], ranks=8, spikes=0.0, seed=3)
+    share = np.where(np.arange(300) < 50, 0.0, np.where(np.arange(300) < 180, 0.35, 0.54))
+    long = np.where(np.random.default_rng(6).random(300) < share, 160.0, 0.0)
+    log.phases["input"][3] += long
+    log.phases["communication"][np.arange(8) != 3] += long
+    log.step[:] += long
+    pcsv.write_csv(table(log), tmp_path / "log.csv")
+    options = [*OPTIONS[:-4], "--phase", "data=input_ms", "--phase", "compute=compute_ms",
+               "--phase", "communication=communication_ms"]  # fmt: skip
+    assert imported(url, tmp_path / "log.csv", options=options) == 0
+    assert [one["ranks"] for one in verdict(url, capsys)["findings"]] == [[3]]
+
+
 def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(table(make(LAYOUTS["wait inside compute"], seed=3)), tmp_path / "log.parquet")
     assert imported(url, tmp_path / "log.parquet") == 0
