@@ -95,6 +95,16 @@ def test_the_child_has_no_rights(names: Demangler) -> None:
         assert Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == "1000"
 
 
+def test_the_child_has_bounded_memory(names: Demangler) -> None:
+    """Whatever the asking side does: it may be stopped while the child is at it."""
+    names.names([bomb(9)])
+    process = names._child._process
+    assert process is not None
+    lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+    space = next(line for line in lines if line.startswith("Max address space")).split()
+    assert int(space[3]) < 160 << 20, "the interpreter, and 64 MiB"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="has rights to give up as root only")
 def test_the_child_of_a_trace_that_gave_up_its_rights_has_none_either() -> None:
     program = (
