@@ -95,7 +95,9 @@ def build(look: Look, arrays: Arrays) -> Panel:
     rows = look.read(text, **window, steps=steps)
     kernels = compared(rows, named)
     if not kernels:
-        return absent(ID, TITLE, "in these steps no kernel of the ranks that are compared was recorded")
+        return absent(
+            ID, TITLE, "in these steps no kernel of the ranks that are compared was recorded: --steps chooses others"
+        )
     views: list[Densities] = []
     sql: list[Sql] = [look.sql("Launches and time of each kernel, by rank", text, **window, steps=steps)]
     for one in kernels[:SHOWN]:
