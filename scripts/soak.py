@@ -36,6 +36,8 @@ from benches._processes import Slope, Watched, cpu_s, engine_of, family  # noqa:
 from benches.memory import with_smaller_tables  # noqa: E402
 
 from argus.model.errors import ArgusError  # noqa: E402
+from argus.store.open import open_store  # noqa: E402
+from argus.store.reader import query_columns  # noqa: E402
 
 INTERVAL_S = 10.0
 BOUND_MB_MIN = 0.2
@@ -43,6 +45,15 @@ BOUND_MB_MIN = 0.2
 WEEK_MIN = 7 * 24 * 60
 STORE_MAX = "4G"
 """Bound of the store on disk while it lasts."""
+CACHES = "'MarkCacheBytes', 'IndexMarkCacheBytes', 'PrimaryIndexCacheBytes', 'CompiledExpressionCacheBytes'"
+ENGINE_STATE = f"""
+SELECT
+  (SELECT sum(value) FROM system.metrics WHERE metric IN ({CACHES})) AS caches,
+  (SELECT sum(value) FROM system.metrics WHERE metric = 'MemoryTracking') AS tracked,
+  countIf(active) AS parts, countIf(NOT active) AS merged
+FROM system.parts
+"""
+"""Why an engine has its memory: caches (``argus.store.engine.CONFIG`` bounds them), and what each part needs."""
 LAUNCHER = ROOT / "scripts" / "benches" / "programs" / "soaking.py"
 
 
@@ -135,6 +146,17 @@ def _trace(pid: int, folder: Path, tables: int) -> Iterator[subprocess.Popen[byt
             tracing.kill()
 
 
+def engine_state(url: str) -> str:
+    """What the engine has in memory, for people, or why it does not answer."""
+    try:
+        with open_store(url) as store:
+            rows = query_columns(store, ENGINE_STATE)
+    except ArgusError as failure:
+        return f" ({failure.message})"
+    caches, tracked, parts, merged = (int(rows[name][0]) for name in ("caches", "tracked", "parts", "merged"))
+    return f" (caches {caches / 1e6:.1f} MB, counted {tracked / 1e6:.0f} MB, {parts} parts, {merged} merged ones)"
+
+
 def soak(minutes: float, warm_up: float, bound: float, tables: int) -> int:
     """Runs it. Returns the exit code."""
     with contextlib.ExitStack() as stack:
@@ -154,7 +176,7 @@ def soak(minutes: float, warm_up: float, bound: float, tables: int) -> int:
             if time.monotonic() >= last_report + 60:
                 last_report = time.monotonic()
                 now = ", ".join(f"{who} {one.own_mb[-1]:.1f} MB" for who, one in watched.items() if one.own_mb)
-                print(f"{at:.0f} min: {now}", flush=True)
+                print(f"{at:.0f} min: {now}{engine_state(f'chdb://{folder}/store')}", flush=True)
             time.sleep(max(0.0, min(INTERVAL_S, begin + 60 * minutes - time.monotonic())))
         verdicts = [judge(who, one, warm_up, bound) for who, one in watched.items()]
         lasted = time.monotonic() - begin
