@@ -138,6 +138,7 @@ _BARE = {
 """A value without quotes: to the next space, to what is the next pair (``A_KEY=X,LANG=C``), or to what closes it."""
 _WITHIN = {quote: re.compile(rf"(?:[^\\{quote}]+|\\.)*", re.DOTALL) for quote in "\"'"}
 _OPTION_WITH = re.compile(r"-{1,2}[\w.-]{1,60}=[\"']?\Z")
+_SPACE = re.compile(r"\s")
 _FORMS = re.compile(
     "|".join(
         (
@@ -199,10 +200,10 @@ def _redacted(words: Sequence[str], *, whole: bool) -> list[str]:
             arguments.append(f"{name}={found[1]}{found[2]}:{REDACTED}{found[4]}")
         elif sign and value and (option or re.fullmatch(r"[+~]*[\w.@/-]+", name)) and _hides(name, value):
             arguments.append(f"{name}={REDACTED}")
-        elif any(character.isspace() for character in word):
+        elif _SPACE.search(word):
             arguments.append(in_text(word))  # such as a script for a shell
         else:
-            arguments.append(_forms(_pairs(word) if whole else word))
+            arguments.append(_forms(_pairs(word)) if whole else word)  # of a text all words at once, by the caller
     return arguments
 
 
@@ -218,7 +219,7 @@ class _Program:
         """The option that takes a password, if a word is it, or begins with it; else nothing."""
         before, self._before = self._before, word
         if not word.startswith("-"):
-            known = _SHORT.get(os.path.basename(word.strip("\"'`($;|&")))
+            known = _SHORT.get(word.strip("\"'`($;|&").rpartition("/")[2])
             # What an option is given is no program: --backend mysql.
             if known is not None and (not before.startswith("-") or before in ("-", "--")):
                 options = known.split()
