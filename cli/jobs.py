@@ -52,7 +52,7 @@ _OPTIONAL = ("mesh", "user", "environment")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Only runs of this user (name or number).")
 @click.option("--since", metavar="WHEN", help="Only runs with rows since then: 2h, 2026-05-01T12:00:30 (UTC).")
 @click.option("--last", metavar="SPAN", help="The same: 30m, 2h, 7d.")
-@click.option("--limit", type=CountRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--limit", type=CountRange(min=1), help="Only the newest N.")
 @format_option()
 @store_option
 def command(

@@ -59,7 +59,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
     metavar="NAME",
     help="Name of the job. Default: from the launcher's environment.",
 )
-@click.option("--run", "run", type=CountRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
+@click.option("--run", "run", type=CountRange(1, 2**32 - 1), help="Number of the run.")
 @click.option("--log", metavar="FILE", help="Write Argus's own lines to this file instead of standard error.")
 @click.option(
     "--account",

@@ -25,14 +25,14 @@ from .options import CountRange, NumberRange, format_option, new_job_name, store
 
 
 @click.command()
-@click.option("--ranks", type=CountRange(min=1), metavar="N", help="Ranks of the job: dp x tp x pp.")
-@click.option("--dp", type=CountRange(min=1), metavar="N", help="Data-parallel ranks. Default: what --ranks leaves.")
+@click.option("--ranks", type=CountRange(min=1), help="Ranks of the job: dp x tp x pp.")
+@click.option("--dp", type=CountRange(min=1), help="Data-parallel ranks. Default: what --ranks leaves.")
 @click.option("--tp", type=CountRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pp", type=CountRange(min=1), default=1, show_default=True, help="Pipeline stages.")
 @click.option("--ep", type=CountRange(min=1), default=1, show_default=True, help="Expert-parallel ranks, of --dp.")
 @click.option("--vpp", type=CountRange(min=1), default=1, show_default=True, help="Model chunks of a stage.")
 @click.option("--ranks-per-host", type=CountRange(min=1), default=8, show_default=True, help="GPUs of a host.")
-@click.option("--micro-batches", type=CountRange(min=1), metavar="N", help="Of a step. Default: 2 for each stage.")
+@click.option("--micro-batches", type=CountRange(min=1), help="Of a step. Default: 2 for each stage.")
 @click.option("--steps", type=CountRange(min=1), default=100, show_default=True, help="Steps that are traced.")
 @click.option("--seed", type=CountRange(min=0), default=0, show_default=True, help="The same seed, the same job.")
 @click.option(

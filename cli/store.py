@@ -114,7 +114,7 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
 
 @command.command()
 @click.argument("job", type=job_name)
-@click.option("--run", type=CountRange(min=0), metavar="N", help="Only this run of it.")
+@click.option("--run", type=CountRange(min=0), help="Only this run of it.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @store_option
 def rm(job: str, run: int | None, yes: bool, store_url: str | None) -> None:

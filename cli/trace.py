@@ -62,7 +62,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option(
     "--steps", callback=_steps, metavar=":N", help="End the trace once every rank has made N steps: :200, or 200."
 )
-@click.option("--run", type=CountRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
+@click.option("--run", type=CountRange(1, 2**32 - 1), help="Number of the run; the same on all nodes.")
 @click.option(
     "--job",
     type=new_job_name,
