@@ -50,7 +50,7 @@ ENGINE_STATE = f"""
 SELECT
   (SELECT sum(value) FROM system.metrics WHERE metric IN ({CACHES})) AS caches,
   (SELECT sum(value) FROM system.metrics WHERE metric = 'MemoryTracking') AS tracked,
-  countIf(active) AS parts, countIf(NOT active) AS merged
+  countIf(active) AS parts, countIf(NOT active) AS inactive
 FROM system.parts
 """
 """Why an engine has its memory: caches (``argus.store.engine.CONFIG`` bounds them), and what each part needs."""
@@ -153,8 +153,8 @@ def engine_state(url: str) -> str:
             rows = query_columns(store, ENGINE_STATE)
     except ArgusError as failure:
         return f" ({failure.message})"
-    caches, tracked, parts, merged = (int(rows[name][0]) for name in ("caches", "tracked", "parts", "merged"))
-    return f" (caches {caches / 1e6:.1f} MB, counted {tracked / 1e6:.0f} MB, {parts} parts, {merged} merged ones)"
+    caches, tracked, parts, inactive = (int(rows[name][0]) for name in ("caches", "tracked", "parts", "inactive"))
+    return f" (caches {caches / 1e6:.1f} MB, tracked {tracked / 1e6:.0f} MB, {parts} active parts, {inactive} inactive)"
 
 
 def soak(minutes: float, warm_up: float, bound: float, tables: int) -> int:

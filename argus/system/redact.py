@@ -200,10 +200,12 @@ def _redacted(words: Sequence[str], *, whole: bool) -> list[str]:
             arguments.append(f"{name}={found[1]}{found[2]}:{REDACTED}{found[4]}")
         elif sign and value and (option or re.fullmatch(r"[+~]*[\w.@/-]+", name)) and _hides(name, value):
             arguments.append(f"{name}={REDACTED}")
+        elif not whole:
+            arguments.append(word)  # of a text all words at once, by the caller
         elif _SPACE.search(word):
             arguments.append(in_text(word))  # such as a script for a shell
         else:
-            arguments.append(_forms(_pairs(word)) if whole else word)  # of a text all words at once, by the caller
+            arguments.append(_forms(_pairs(word)))
     return arguments
 
 

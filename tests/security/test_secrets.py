@@ -8,8 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -315,17 +313,10 @@ def test_a_hostile_command_line_costs_little() -> None:
      "?code=", "://:", "@:", "-u a:b ", "key={", "--pw=x,", "token=a&", "key-", "lambda ", "key \t", "Key", "bearer "],
 )  # fmt: skip
 def test_a_megabyte_costs_less_than_a_second(piece: str) -> None:
-    """A second where the gauge takes 0.12 s: a CPU whose sibling is busy is half as fast."""
     for text in (piece * (1_000_000 // len(piece)), "password=" + piece * (1_000_000 // len(piece)) + "!"):
-        spent = _cpu_s(partial(redact.redacted, [text]))
-        gauge = max(0.12, _cpu_s(lambda: sum(i * i for i in range(3_000_000))))
-        assert spent < gauge / 0.12
-
-
-def _cpu_s(work: Callable[[], object]) -> float:
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+        begun = time.process_time()
+        redact.redacted([text])
+        assert time.process_time() - begun < 1
 
 
 @pytest.mark.kernel

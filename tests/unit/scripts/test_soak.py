@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from argus.model.errors import ArgusError
+from argus.store.open import Store
 
 MINUTES = np.arange(0, 60, 1 / 6)
 
@@ -81,3 +83,9 @@ def test_the_warm_up_is_left_out(soak: Any, processes: Any) -> None:
     watched = processes.Watched(list(MINUTES), list(values))
     assert soak.judge("engine", watched, 0.0, 0.2).word == "grows"
     assert soak.judge("engine", watched, 21.0, 0.2).word == "flat"
+
+
+def test_the_engine_reports_what_its_memory_is_made_of(soak: Any, shared: Store) -> None:
+    found = soak.engine_state(shared.url)
+    assert re.fullmatch(r" \(caches \d+\.\d MB, tracked [1-9]\d* MB, \d+ active parts, \d+ inactive\)", found)
+    assert soak.engine_state("clickhouse://127.0.0.1:1/none").startswith(" (")
