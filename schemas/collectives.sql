@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS communicators
   comm_rank Int32 COMMENT 'Rank inside the communicator; -1: unknown (made before Argus attached)',
   nranks Int32 COMMENT 'Size of the communicator; -1: unknown',
   seq_offset Int64 COMMENT 'Add to collectives.seq to get a number that is the same on every rank of the group',
-  joined_by LowCardinality(String) COMMENT 'How the group was found: unique_id, split, name (the process group told it), memory (NCCL''s own object told who is in it; how calls line up is concluded from them), traffic (guessed from equal call sequences), single',
+  joined_by LowCardinality(String) COMMENT 'How the group was found: unique_id, split, name (reported by the process group), memory (NCCL''s own object names its ranks; how calls line up is inferred from the calls), traffic (guessed from equal call sequences), single',
   error String COMMENT 'Why the alignment is unknown; empty: known',
   version UInt64 COMMENT 'Row version: the highest wins'
 ) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank, comm)
@@ -59,11 +59,11 @@ CREATE TABLE IF NOT EXISTS communicator_calls
   call LowCardinality(String) COMMENT 'Function that was called: ncclCommInitRank, ncclCommSplit, ncclCommDestroy, ...',
   comm UInt64 COMMENT 'Communicator that was made, asked or ended; 0: none',
   parent UInt64 COMMENT 'Communicator it was split from; 0: none',
-  comm_rank Int32 COMMENT 'Rank inside the communicator; -1: not told by the call',
-  nranks Int32 COMMENT 'Size of the communicator; -1: not told by the call',
+  comm_rank Int32 COMMENT 'Rank inside the communicator; -1: not known from the call',
+  nranks Int32 COMMENT 'Size of the communicator; -1: not known from the call',
   color Int32 COMMENT 'Colour of a split; -1: none (NCCL_SPLIT_NOCOLOR)',
   key Int32 COMMENT 'Key of a split; excluded ranks of a shrink; -1: none',
-  unique_id String COMMENT 'ncclUniqueId, 256 hexadecimal digits; empty: not told by the call',
+  unique_id String COMMENT 'ncclUniqueId, 256 hexadecimal digits; empty: not known from the call',
   ts DateTime64(9, 'UTC') COMMENT 'When the call was made',
   duration_ns Int64 COMMENT 'Time inside the call; -1: not measured',
   result Int32 COMMENT 'ncclResult_t; 0: success',

@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS dumps
   job LowCardinality(String) COMMENT 'Job name',
   run UInt32 COMMENT 'The import',
   rank UInt32 COMMENT 'Global rank',
-  host LowCardinality(String) COMMENT 'Node; unknown: the dump does not say',
+  host LowCardinality(String) COMMENT 'Node; unknown: the dump does not name it',
   source LowCardinality(String) COMMENT 'flight-recorder or ras',
   path String COMMENT 'File; empty: there is no dump of this rank, which is in a process group of others',
   format LowCardinality(String) COMMENT 'Version of the format',

@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS kernel_flops
   step Int32 CODEC(Delta, ZSTD(1)) COMMENT 'Step in which the kernels were launched, as in iterations, the first of several of a running job; -1: outside every step',
   ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When the first of the kernels began on the GPU',
   kind LowCardinality(String) COMMENT 'gemm or attention',
-  operator LowCardinality(String) COMMENT 'What launched the kernels: PyTorch''s operator (aten::mm, aten::_scaled_dot_product_flash_attention, …), of running jobs cuBLAS''s function or PyTorch''s operator of attention; empty: kernels that are such by their names, and nothing tells their shapes',
+  operator LowCardinality(String) COMMENT 'What launched the kernels: PyTorch''s operator (aten::mm, aten::_scaled_dot_product_flash_attention, …), of running jobs cuBLAS''s function or PyTorch''s operator of attention; empty: kernels detected by their names, shapes not known',
   dtype LowCardinality(String) COMMENT 'Type of the elements of the first factor, or of the query: float, bfloat16, …; empty: not known',
   shape LowCardinality(String) COMMENT 'Of a product m x k x n, of products in a batch b x m x k x n, as the operator has them: cuBLAS''s matrices are by columns, so PyTorch''s n is its m; of attention batch x heads x queries x keys x size of a head, and causal; empty: not known',
   kernel LowCardinality(String) COMMENT 'The kernel of theirs that took longest, by its name',
@@ -71,7 +71,7 @@ LEFT JOIN
 (
   SELECT job, run, max(peak_flops) AS peak FROM jobs FINAL GROUP BY job, run
 ) AS j ON f.job = j.job AND f.run = j.run
-COMMENT 'Floating-point operations a step that the shapes of matrix products and attention told, by rank, and the share of such kernels'' time that they are of (told_share: below 1 it is a lower bound; of imported traces kernels of unknown shapes are not counted); mfu: model FLOPs utilisation, if --peak-tflops was given';
+COMMENT 'Floating-point operations a step by rank, inferred from the shapes of matrix products and attention, and the share of such kernels'' time that they are of (told_share: below 1 it is a lower bound; of imported traces kernels of unknown shapes are not counted); mfu: model FLOPs utilisation, if --peak-tflops was given';
 
 CREATE OR REPLACE VIEW utilization
 AS SELECT

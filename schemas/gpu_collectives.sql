@@ -42,7 +42,7 @@ FROM
   WHERE g.op != 'SendRecv'
   GROUP BY job, run, step, rank, comm_group, op
 )
-COMMENT 'Time in collectives by step, communicator and rank, taken apart: transfer_ns is the least of any rank, which waited for nobody; the rest is waiting for those who came later. Of ranks of one host (comm_group is told host by host where nobody saw the communicator being made)';
+COMMENT 'Time in collectives by step, communicator and rank, taken apart: transfer_ns is the least of any rank, which waited for nobody; the rest is waiting for those who came later. Of ranks of one host (comm_group is inferred host by host where nobody saw the communicator being made)';
 
 CREATE OR REPLACE VIEW collective_bandwidth
 AS SELECT

@@ -4,7 +4,7 @@ CREATE TABLE IF NOT EXISTS health
 (
   host LowCardinality(String) COMMENT 'Node',
   ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When the run of argus health began: the same in all rows of a run',
-  kind LowCardinality(String) COMMENT 'Kind of node: GPUs, CPUs and memory, or what the settings say. Nodes of one kind are peers',
+  kind LowCardinality(String) COMMENT 'Kind of node: GPUs, CPUs and memory, or as the settings name it. Nodes of one kind are peers',
   check LowCardinality(String) COMMENT 'Name of the check; argus is the run itself, with the worst status of all',
   status LowCardinality(String) COMMENT 'ok, warning, critical, unknown (could not look) or absent (nothing of the kind here)',
   text String COMMENT 'What was found',

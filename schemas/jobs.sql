@@ -14,14 +14,14 @@ CREATE TABLE IF NOT EXISTS jobs
   host LowCardinality(String) COMMENT 'Node that was traced',
   started DateTime64(9, 'UTC') COMMENT 'When tracing began',
   ended Nullable(DateTime64(9, 'UTC')) COMMENT 'When tracing ended; NULL: still running, or Argus was killed',
-  world_size UInt32 COMMENT 'Ranks of the whole job as the launcher says; 0: unknown',
+  world_size UInt32 COMMENT 'Ranks of the whole job as the launcher reports; 0: unknown',
   launcher LowCardinality(String) COMMENT 'torchrun, openmpi, mvapich, pmi, slurm, kubernetes or unknown; of imported traces: kineto, nsys',
   mono_offset_ns Int64 COMMENT 'Wall time minus CLOCK_MONOTONIC on this host, fixed for the session',
   argus_version LowCardinality(String) COMMENT 'Version of Argus that wrote the run',
   version UInt64 COMMENT 'Row version: the highest wins',
   step_flops Float64 DEFAULT 0 COMMENT 'Floating-point operations of the model in a step, of all ranks, as the user gave them; 0: not given',
   peak_flops Float64 DEFAULT 0 COMMENT 'Floating-point operations a second that a GPU can do at most, as the user gave them; 0: not given',
-  wall_error_ns Int64 DEFAULT -1 COMMENT 'By how much the host''s wall clock may have been off when tracing began, as its kernel says (adjtimex: maxerror); -1: not known'
+  wall_error_ns Int64 DEFAULT -1 COMMENT 'By how much the host''s wall clock may have been off when tracing began, as its kernel reports (adjtimex: maxerror); -1: not known'
 ) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, host)
 COMMENT 'One row per tracing session and host';
 
@@ -29,11 +29,11 @@ CREATE TABLE IF NOT EXISTS ranks
 (
   job LowCardinality(String) COMMENT 'Job name',
   run UInt32 COMMENT 'Tracing session',
-  rank UInt32 COMMENT 'Global rank; numbered in the order of first calls where no launcher variable tells it (see rank_source)',
+  rank UInt32 COMMENT 'Global rank; numbered in the order of first calls where no launcher variable gives it (see rank_source)',
   host LowCardinality(String) COMMENT 'Node',
   pid UInt32 COMMENT 'Process id on the host',
   local_rank Int32 COMMENT 'Rank inside the node; -1: unknown',
-  rank_source LowCardinality(String) COMMENT 'Whose variable told the rank: torchrun, openmpi, mvapich, pmi, slurm; order: guessed; parent: a child of the rank''s process; of imported traces: trace, file name',
+  rank_source LowCardinality(String) COMMENT 'Whose variable gave the rank: torchrun, openmpi, mvapich, pmi, slurm; order: guessed; parent: a child of the rank''s process; of imported traces: trace, file name',
   started DateTime64(3, 'UTC') COMMENT 'Start of the process',
   exe String COMMENT 'Executable',
   command String COMMENT 'Command line',

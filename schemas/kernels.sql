@@ -8,10 +8,10 @@ CREATE TABLE IF NOT EXISTS kernel_groups
   kernel String CODEC(ZSTD(1)) COMMENT 'Name without return type, parameters, anonymous namespaces and hashes of a build',
   name String CODEC(ZSTD(1)) COMMENT 'Name in full, as kernel_events.name has it',
   stream UInt32 CODEC(T64, ZSTD(1)) COMMENT 'CUPTI''s number of the stream',
-  grid Array(UInt32) CODEC(ZSTD(1)) COMMENT 'Grid x, y, z; empty: of several grids and blocks that are not told apart',
+  grid Array(UInt32) CODEC(ZSTD(1)) COMMENT 'Grid x, y, z; empty: of several grids and blocks that are not distinguished',
   block Array(UInt16) CODEC(ZSTD(1)) COMMENT 'Block x, y, z; empty: as grid'
 ) ENGINE = ReplacingMergeTree ORDER BY (job, run, kernel_id)
-COMMENT 'Kernels, told apart by name, stream, grid and block. Kept for good: rows of a run that lasts for months refer to them';
+COMMENT 'Kernels, distinguished by name, stream, grid and block. Kept for good: rows of a run that lasts for months refer to them';
 
 CREATE TABLE IF NOT EXISTS kernel_templates
 (

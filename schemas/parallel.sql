@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS parallel_groups
   ranks Array(UInt32) COMMENT 'Global ranks seen in it on this node',
   nranks Int32 COMMENT 'Ranks it has; -1: unknown',
   confidence Float32 COMMENT 'How sure the dimension is, 0 to 1',
-  why String COMMENT 'What it was told from',
+  why String COMMENT 'What it was inferred from',
   version UInt64 COMMENT 'Row version: the highest wins',
   superseded UInt8 COMMENT '1: its ranks turned out to be of another group; FINAL leaves it out'
 ) ENGINE = ReplacingMergeTree(version, superseded) ORDER BY (job, run, host, comm_group)
@@ -26,10 +26,10 @@ CREATE TABLE IF NOT EXISTS parallel_layout
   sp UInt32 COMMENT 'Ranks that share a sequence of data (dsp_size): their gradients are reduced too',
   vpp UInt32 COMMENT 'Model chunks a stage has',
   world_size UInt32 COMMENT 'Ranks of the whole job; 0: not known',
-  source LowCardinality(String) COMMENT 'What told it',
+  source LowCardinality(String) COMMENT 'What reported it',
   version UInt64 COMMENT 'Row version: the highest wins'
 ) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run)
-COMMENT 'How a job is split over its ranks, where a recording tells it';
+COMMENT 'How a job is split over its ranks, where a recording reports it';
 
 CREATE TABLE IF NOT EXISTS phase_ops
 (
@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS phase_ops
   dp_rank UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Data-parallel rank of the rank',
   op LowCardinality(String) COMMENT 'Type: forward-compute, backward-compute, forward-send, forward-recv, backward-send, backward-recv, params-all-gather, grads-reduce-scatter, layernorm-grads-all-reduce, embedding-grads-all-reduce, optimizer-clip-main-grad, optimizer, gc',
   seq UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Number among the operations of this type of the rank in the step, from 0',
-  microbatch Int32 CODEC(Delta, ZSTD(1)) COMMENT 'Micro-batch; -1: of none, or not told',
+  microbatch Int32 CODEC(Delta, ZSTD(1)) COMMENT 'Micro-batch; -1: of none, or not known',
   chunk Int32 CODEC(T64, ZSTD(1)) COMMENT 'Model chunk within the stage (interleaved schedules have several); -1: of none',
   global_chunk Int32 CODEC(T64, ZSTD(1)) COMMENT 'Model chunk within the model; -1: of none',
   ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Begin. Within a step all ranks share a clock',
@@ -53,4 +53,4 @@ CREATE TABLE IF NOT EXISTS phase_ops
 PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, op, seq)
 TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
-COMMENT 'Computations, sends, receives and collectives of each step and rank, where a recording tells them';
+COMMENT 'Computations, sends, receives and collectives of each step and rank, where a recording reports them';

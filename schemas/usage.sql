@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS thread_usage
 PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
 TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
-COMMENT 'What the kernel says each thread did, exactly, about once a second';
+COMMENT 'What each thread did, exactly, as the kernel reports it about once a second';
 
 CREATE TABLE IF NOT EXISTS host_usage
 (

@@ -12,7 +12,7 @@ from argus.model.errors import ArgusError
 from argus.store.statements import split_statements
 from argus.system.resources import resource_dir
 
-VERSION = 28
+VERSION = 29
 """Version of the tables and views that ``schemas/`` describes. Every change of a statement there raises it: a store of
 a lower version gets the tables that it lacks, then ``schemas/upgrades/`` from its version on, then all views anew.
 

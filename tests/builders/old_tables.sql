@@ -1,5 +1,5 @@
--- Tables of versions before 26 that have changed since, as their versions made and altered them (old_stores.py). A table that
--- changes again gets the form here that it had before: from the version that made it, with what later ones altered.
+-- Tables that have changed since their versions made them, as those up to 25 made and altered them, and later ones made them
+-- (old_stores.py): what later ones altered is in schemas/upgrades/. A table that changes gets the form here that it had before.
 
 -- version 1
 CREATE TABLE IF NOT EXISTS jobs
@@ -122,6 +122,31 @@ PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, toStartOfMinute(ts), rank, ts)
 TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per CUDA call, as seen on the CPU';
+CREATE TABLE IF NOT EXISTS communicator_calls
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  rank UInt32 COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 COMMENT 'Process id',
+  tid UInt32 COMMENT 'Thread id',
+  call LowCardinality(String) COMMENT 'Function that was called: ncclCommInitRank, ncclCommSplit, ncclCommDestroy, ...',
+  comm UInt64 COMMENT 'Communicator that was made, asked or ended; 0: none',
+  parent UInt64 COMMENT 'Communicator it was split from; 0: none',
+  comm_rank Int32 COMMENT 'Rank inside the communicator; -1: not told by the call',
+  nranks Int32 COMMENT 'Size of the communicator; -1: not told by the call',
+  color Int32 COMMENT 'Colour of a split; -1: none (NCCL_SPLIT_NOCOLOR)',
+  key Int32 COMMENT 'Key of a split; excluded ranks of a shrink; -1: none',
+  unique_id String COMMENT 'ncclUniqueId, 256 hexadecimal digits; empty: not told by the call',
+  ts DateTime64(9, 'UTC') COMMENT 'When the call was made',
+  duration_ns Int64 COMMENT 'Time inside the call; -1: not measured',
+  result Int32 COMMENT 'ncclResult_t; 0: success',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMM(ts) ORDER BY (job, run, rank, ts)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'One row per call that makes, asks or ends a communicator';
 
 -- version 3
 CREATE TABLE IF NOT EXISTS kernel_events
@@ -157,6 +182,28 @@ PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
 TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per kernel, copy and fill on a GPU, with the call that launched it';
+CREATE TABLE IF NOT EXISTS gpu_host_events
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
+  tid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Thread id; 0: the record does not tell',
+  kind LowCardinality(String) COMMENT 'synchronization, overhead, jit, module or marker',
+  name LowCardinality(String) COMMENT 'Text of a marker, or which synchronization, overhead or compilation; empty: not known',
+  code UInt32 CODEC(T64, ZSTD(1)) COMMENT 'CUPTI''s number for that; id of a module; flags of a marker (2: begins, 4: ends)',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When it began',
+  duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'How long it took; 0: a marker; -1: not measured (a module), ts is when it was told',
+  correlation UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'CUPTI''s number of the call it belongs to; 0: none',
+  stream UInt32 CODEC(T64, ZSTD(1)) COMMENT 'CUPTI''s number of the stream',
+  result Int32 CODEC(T64, ZSTD(1)) COMMENT 'Result of the call; 0: success',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
+TTL stored + {{raw_ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'What CUPTI saw on the CPU besides launches: waits, overhead of its own, compilations, modules, markers';
 
 -- version 4
 CREATE TABLE IF NOT EXISTS stack_samples
@@ -186,9 +233,68 @@ PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
 TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Where threads were: one row per thread, stack and window of some 100 ms';
+CREATE TABLE IF NOT EXISTS thread_usage
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
+  tid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Thread id',
+  thread LowCardinality(String) COMMENT 'Name of the thread; empty: not known',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Begin of the interval',
+  interval_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Length of the interval',
+  cpu_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time on a CPU; -1: not known',
+  runqueue_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which it could have run, but no CPU was free; -1: not known',
+  io_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which it waited for a disk; -1: not known',
+  voluntary Int64 CODEC(T64, ZSTD(1)) COMMENT 'Times it left the CPU to wait; -1: not known',
+  involuntary Int64 CODEC(T64, ZSTD(1)) COMMENT 'Times it was taken from the CPU; -1: not known',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
+TTL stored + {{raw_ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'What the kernel says each thread did, exactly, about once a second';
 ALTER TABLE stack_samples ADD INDEX IF NOT EXISTS last_ts_range last_ts TYPE minmax GRANULARITY 1;
 
 -- version 5
+CREATE TABLE IF NOT EXISTS parallel_groups
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  host LowCardinality(String) COMMENT 'Node that saw these ranks',
+  comm_group UInt64 COMMENT 'As in communicators',
+  dimension LowCardinality(String) COMMENT 'What it is for: tp (tensor), cp (context), ep (expert), fsdp (sharded data), dp (data), pp (pipeline parallel), world (bookkeeping among all), unknown',
+  ranks Array(UInt32) COMMENT 'Global ranks seen in it on this node',
+  nranks Int32 COMMENT 'Ranks it has; -1: unknown',
+  confidence Float32 COMMENT 'How sure the dimension is, 0 to 1',
+  why String COMMENT 'What it was told from',
+  version UInt64 COMMENT 'Row version: the highest wins',
+  superseded UInt8 COMMENT '1: its ranks turned out to be of another group; FINAL leaves it out'
+) ENGINE = ReplacingMergeTree(version, superseded) ORDER BY (job, run, host, comm_group)
+COMMENT 'What each communicator is for, by what is sent in it: the mesh of the job';
+CREATE TABLE IF NOT EXISTS gpu_phases
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
+  device UInt32 CODEC(T64, ZSTD(1)) COMMENT 'GPU, as the process numbers those it may use',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, as in iterations',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Start of the step on the GPU, as in gpu_steps',
+  phase LowCardinality(String) COMMENT 'Kernels: forward, backward, optimizer, compute (not known which). Only NCCL ran: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, send_recv, communication (not known which), pipeline_bubble (waiting for who sends or receives). Only copies: memcpy, checkpoint. Nothing ran: data_loading, checkpoint, idle',
+  duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time of the GPU in this phase. The phases of a step add up to its duration in gpu_steps',
+  overlapped_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Communication: time in which it went on while kernels computed, not in duration_ns; else 0',
+  operations UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Kernels and copies of this phase that began in the step',
+  method LowCardinality(String) COMMENT 'How most of it was found: records (the operations themselves), marks (launched in that part of PyTorch), names (of kernels), threads (launched by one that does backward passes only), order (launched between kernels whose names tell), calls (of the CPU)',
+  confidence Float32 CODEC(ZSTD(1)) COMMENT 'How sure the phase is, 0 to 1',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, device, phase)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'Where the GPU''s time of each step went, by rank';
 ALTER TABLE jobs ADD COLUMN IF NOT EXISTS step_flops Float64 DEFAULT 0 COMMENT 'Floating-point operations of the model in a step, of all ranks, as the user gave them; 0: not given';
 ALTER TABLE jobs ADD COLUMN IF NOT EXISTS peak_flops Float64 DEFAULT 0 COMMENT 'Floating-point operations a second that a GPU can do at most, as the user gave them; 0: not given';
 ALTER TABLE iterations COMMENT COLUMN method 'How the boundary was found: collectives, launches, marks (end of the optimiser); of imported traces: annotations, repetition';
@@ -230,9 +336,78 @@ PARTITION BY toYYYYMMDD(stored) ORDER BY (job, run, kernel_id, rank, step)
 TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Durations of each kernel by rank and step, as deviations from its template; kernel_stats decodes them';
+CREATE TABLE IF NOT EXISTS kernel_groups
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  kernel_id UInt64 CODEC(ZSTD(1)) COMMENT 'Hash of kernel, stream, grid and block: the same on every host and in every run',
+  kernel String CODEC(ZSTD(1)) COMMENT 'Name without return type, parameters, anonymous namespaces and hashes of a build',
+  name String CODEC(ZSTD(1)) COMMENT 'Name in full, as kernel_events.name has it',
+  stream UInt32 CODEC(T64, ZSTD(1)) COMMENT 'CUPTI''s number of the stream',
+  grid Array(UInt32) CODEC(ZSTD(1)) COMMENT 'Grid x, y, z; empty: of several grids and blocks that are not told apart',
+  block Array(UInt16) CODEC(ZSTD(1)) COMMENT 'Block x, y, z; empty: as grid'
+) ENGINE = ReplacingMergeTree ORDER BY (job, run, kernel_id)
+COMMENT 'Kernels, told apart by name, stream, grid and block. Kept for good: rows of a run that lasts for months refer to them';
+
+-- version 8
+CREATE TABLE IF NOT EXISTS phase_ops
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, as in iterations',
+  host LowCardinality(String) COMMENT 'Node',
+  stage UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Pipeline stage of the rank, from 0',
+  dp_rank UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Data-parallel rank of the rank',
+  op LowCardinality(String) COMMENT 'Type: forward-compute, backward-compute, forward-send, forward-recv, backward-send, backward-recv, params-all-gather, grads-reduce-scatter, layernorm-grads-all-reduce, embedding-grads-all-reduce, optimizer-clip-main-grad, optimizer, gc',
+  seq UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Number among the operations of this type of the rank in the step, from 0',
+  microbatch Int32 CODEC(Delta, ZSTD(1)) COMMENT 'Micro-batch; -1: of none, or not told',
+  chunk Int32 CODEC(T64, ZSTD(1)) COMMENT 'Model chunk within the stage (interleaved schedules have several); -1: of none',
+  global_chunk Int32 CODEC(T64, ZSTD(1)) COMMENT 'Model chunk within the model; -1: of none',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Begin. Within a step all ranks share a clock',
+  ts_end DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'End, in the precision of the recording: one in single precision rounds begin + length',
+  duration_ns UInt64 CODEC(T64, ZSTD(1)) COMMENT 'Length, with waiting for others where it is a communication',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, op, seq)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'Computations, sends, receives and collectives of each step and rank, where a recording tells them';
+CREATE TABLE IF NOT EXISTS parallel_layout
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  dp UInt32 COMMENT 'Data-parallel ranks',
+  pp UInt32 COMMENT 'Pipeline stages',
+  tp UInt32 COMMENT 'Ranks that share a layer (tensor parallel)',
+  sp UInt32 COMMENT 'Ranks that share a sequence of data (dsp_size): their gradients are reduced too',
+  vpp UInt32 COMMENT 'Model chunks a stage has',
+  world_size UInt32 COMMENT 'Ranks of the whole job; 0: not known',
+  source LowCardinality(String) COMMENT 'What told it',
+  version UInt64 COMMENT 'Row version: the highest wins'
+) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run)
+COMMENT 'How a job is split over its ranks, where a recording tells it';
 
 -- version 9
 ALTER TABLE iterations MODIFY SETTING non_replicated_deduplication_window = 20000;
+
+-- version 11
+CREATE TABLE IF NOT EXISTS health
+(
+  host LowCardinality(String) COMMENT 'Node',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When the run of argus health began: the same in all rows of a run',
+  kind LowCardinality(String) COMMENT 'Kind of node: GPUs, CPUs and memory, or what the settings say. Nodes of one kind are peers',
+  check LowCardinality(String) COMMENT 'Name of the check; argus is the run itself, with the worst status of all',
+  status LowCardinality(String) COMMENT 'ok, warning, critical, unknown (could not look) or absent (nothing of the kind here)',
+  text String COMMENT 'What was found',
+  hint String COMMENT 'What to do',
+  facts Map(String, String) COMMENT 'Versions and settings by name, to be alike on nodes of one kind',
+  duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'How long the check took',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree ORDER BY (host, check, ts)
+TTL stored + {{ttl}}
+SETTINGS non_replicated_deduplication_window = 1000
+COMMENT 'Results of argus health: a row for each node, run and check';
 
 -- version 12
 ALTER TABLE kernel_summaries MODIFY COLUMN count_codes CODEC(ZSTD(3));
@@ -318,3 +493,41 @@ ALTER TABLE kernel_flops COMMENT COLUMN operator 'What launched the kernels: PyT
 -- version 23
 ALTER TABLE ranks ADD COLUMN IF NOT EXISTS uid Int64 DEFAULT -1 COMMENT 'User that the process runs as, as its host numbers users; -1: unknown';
 ALTER TABLE ranks ADD COLUMN IF NOT EXISTS container String DEFAULT '' COMMENT 'What it runs in: its pod, Slurm''s job or PID namespace; empty: the host, or unknown';
+-- version 25
+CREATE TABLE IF NOT EXISTS dumps
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'The import',
+  rank UInt32 COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node; unknown: the dump does not say',
+  source LowCardinality(String) COMMENT 'flight-recorder or ras',
+  path String COMMENT 'File; empty: there is no dump of this rank, which is in a process group of others',
+  format LowCardinality(String) COMMENT 'Version of the format',
+  library LowCardinality(String) COMMENT 'Version of NCCL; empty: not recorded',
+  state LowCardinality(String) COMMENT 'dumped; absent: no dump; unresponsive, dead: as RAS has it',
+  written DateTime64(9, 'UTC') COMMENT 'When the file was last written: not before the dump; 1970: no file',
+  calls UInt32 COMMENT 'Calls in the dump',
+  version UInt64 COMMENT 'Row version: the highest wins'
+) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank)
+COMMENT 'Which ranks were dumped, one row a rank';
+
+-- version 27
+CREATE TABLE IF NOT EXISTS environments
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  rank UInt32 COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 COMMENT 'Process id on the host; 0: of an imported or simulated run',
+  ts DateTime64(9, 'UTC') COMMENT 'When it was read',
+  facts Map(LowCardinality(String), String) COMMENT 'By name: gpu.model, torch.version, env.NCCL_ALGO … (docs/sql.md lists them). unreadable: what could not be read; what is in neither is not set',
+  digest UInt64 COMMENT 'The same wherever all facts are that must be alike on every rank; 0: nothing is known',
+  version UInt64 COMMENT 'Row version: the highest wins',
+  stored DateTime('UTC') DEFAULT now() COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank, host, pid)
+TTL stored + {{ttl}}
+COMMENT 'What each process of a run ran on and with: GPU, driver, libraries, kernel, CPUs, network cards, limits, settings';
+
+-- version 28
+-- Its new stores, and the last of version 27.
+ALTER TABLE environments MODIFY COLUMN facts Map(String, String);

@@ -167,6 +167,7 @@ def test_a_view_stands_behind_those_that_it_reads() -> None:
 STATEMENTS = {
     27: "925bc9301e471da53ebd1de5c324a1487724e3d4201dac420a8d9e3d9ca32328",
     28: "cca82b4102babc38224b10235758596098fbdc5aed94dc8d1202ad3d4cbbb697",
+    29: "5058eb8ad3556411f28703f9e1a14a865990dec7b34060731130de1cc6c303fb",
 }
 """Checksum of the statements of each version that has been released, or is about to be."""
 

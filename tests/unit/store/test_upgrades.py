@@ -48,17 +48,20 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 
 @pytest.mark.thorough(first=1)
-@pytest.mark.parametrize("version", [1, LAST, 4, 8, 11, 15, 17, 22])
+@pytest.mark.parametrize("version", [1, LAST, 4, 8, 11, 15, 17, 22, 26, 27, 28])
 def test_an_upgraded_store_is_as_a_new_one_and_keeps_its_rows(bare: Store, new: Shown, version: int) -> None:
     make_old_store(bare, version)
     state = schema_state(bare)
     assert (state.version, state.missing) == (version, list(range(version + 1, schema_files.VERSION + 1)))
     kept = {"jobs": "host", "ranks": "exe", "iterations": "method", "collectives": "op", "launches": "call",
-            "communicators": "joined_by", "kernel_events": "name", "kernel_flops": "operator"}  # fmt: skip
+            "communicators": "joined_by", "kernel_events": "name", "kernel_flops": "operator",
+            "parallel_layout": "source", "baselines": "source"}  # fmt: skip
     there = {name for (name,) in rows(bare, "SHOW TABLES")}
     with bare.lease() as client:
         for table in kept.keys() & there - {"iterations"}:
             client.command(f"INSERT INTO {table} (job, run, {kept[table]}) SELECT 'job', 7, 'kept'")
+        if "environments" in there:
+            client.command("INSERT INTO environments (job, run, facts) SELECT 'job', 7, map('gpu.model', 'kept')")
         # The upgrade distinguishes before and after by the second.
         client.command("INSERT INTO iterations (job, run, method, stored) SELECT 'job', 7, 'kept', now() - 60")
     state = ensure_schema(bare)
@@ -68,8 +71,11 @@ def test_an_upgraded_store_is_as_a_new_one_and_keeps_its_rows(bare: Store, new: 
         assert now[part] == lines
     for table in kept.keys() & there:
         assert rows(bare, f"SELECT job, run, {kept[table]} FROM {table}") == [("job", 7, "kept")]
+    facts = rows(bare, "SELECT run, fact, value FROM environment_facts")
+    assert facts == ([(7, "gpu.model", "kept")] if "environments" in there else [])
     assert rows(bare, "SELECT step_flops, wall_error_ns FROM jobs") == [(0, -1)], "what the columns' comments promise"
-    assert rows(bare, "SELECT count(), max(version) FROM schema_migrations") == [(version + 1, schema_files.VERSION)]
+    recorded = version if version <= LAST else 1
+    assert rows(bare, "SELECT count(), max(version) FROM schema_migrations") == [(recorded + 1, schema_files.VERSION)]
     # Summed up once: by what keeps the rollup up, or, from before there was one, by the upgrade.
     assert rows(bare, "SELECT job, ranks FROM step_times") == [("job", 1)]
     assert ensure_schema(bare) == state
@@ -78,8 +84,7 @@ def test_an_upgraded_store_is_as_a_new_one_and_keeps_its_rows(bare: Store, new: 
 def test_every_table_of_older_versions_is_either_as_it_was_or_kept_in_its_old_form() -> None:
     old = (Path(__file__).parents[2] / "builders" / "old_tables.sql").read_text()
     frozen = {name for tables in UNCHANGED.values() for name in tables}
-    later: set[str] = {"baselines", "environments", "host_names"}  # made by versions that recorded a stamp
-    for name in {*schema_files.tables(), *schema_files.feeds()} - later:
+    for name in {*schema_files.tables(), *schema_files.feeds()}:
         assert (name in frozen) != (f"CREATE TABLE IF NOT EXISTS {name}\n" in old), name
 
 
@@ -88,7 +93,7 @@ def test_a_number_that_was_left_out_is_made_up_for(bare: Store, new: Shown) -> N
     """Of two files that were applied at the same time, the one with the higher number may have been done first."""
     make_old_store(bare, LAST)
     with bare.lease() as client:
-        for table in UNCHANGED[11]:
+        for table in ("health", *UNCHANGED[11]):
             client.command(f"DROP TABLE {table}")
         client.command("ALTER TABLE schema_migrations DELETE WHERE version = 11 SETTINGS mutations_sync = 2")
     assert schema_state(bare).missing == [11, *range(LAST + 1, schema_files.VERSION + 1)]
