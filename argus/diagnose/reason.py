@@ -130,19 +130,17 @@ def _longer_for_a_while(case: Case) -> tuple[str, NDArray[np.float64]]:
 
 
 def _too_small(durations: NDArray[np.float64], least: str) -> str:
-    """What a healthy job may hide: how much longer steps could have become without being reported.
+    """What a healthy job may hide: how much longer steps could have become without that being reported for sure.
 
     Args:
         durations: Step times, ns.
         least: The same of ranks, a clause; empty: unknown.
     """
     growth = least_growth(durations)
-    text = f"steps of the newer half that are less than {growth:.0%} longer would not have been reported"
+    text = f"growth of the newer half's steps by less than {growth:.0%} may have been missed"
     if not np.isfinite(growth):
-        text = (
-            f"in {len(durations)} steps a change would not have been reported unless the GPUs' own times show it, too"
-        )
-    return f"{text}, nor would {least}" if least else text
+        text = f"in {len(durations)} steps a change may have been missed unless the GPUs' own times show it, too"
+    return f"{text}, as may {least}" if least else text
 
 
 def is_alone(query: Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:

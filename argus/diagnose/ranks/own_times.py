@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.iteration.regression import SEPARATE
+from argus.diagnose.iteration.regression import MISSED, SEPARATE
 from argus.diagnose.ranks.lateness import ALPHA, PERSISTENCE, RECENT_STEPS, by_chance, find_episode
 from argus.diagnose.robust import mad, outlier_limit
 from argus.model.statistics import MEDIAN
@@ -71,6 +71,8 @@ LEAST_EPISODE = 5
 """Steps in a row that are more than a stall (:data:`argus.diagnose.iteration.stalls.LONGEST_STALL`)."""
 BLOCK = 20
 """Steps whose median is one sample of how own times wander."""
+BLOCKS = 6
+"""So many of them in a log that is too short for three such blocks."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Comparison:
         own: What each rank needs for itself, shape (ranks, steps), ns.
         slow: Ranks that are the cause, those that cost most first.
         over: Ranks that were slow and are well again.
-        least_ns: Growth of a rank's own time below which it would not have been reported.
+        least_ns: Growth of a rank's own time below which it may not be reported.
     """
 
     waits: tuple[str, ...]
@@ -271,16 +273,18 @@ def compare(timers: Timers, threshold: float) -> Comparison:
     over = [one for one in over if not set(one.places) & taken] + _episodes(late, own, timers, threshold, taken)
     slow += _spiky(late, own, timers, threshold, taken, over)
     noise = _peer_scatter(late, wander, len(timers.steps) // 2)
-    return Comparison(waits, own, tuple(slow), tuple(over), max(least, WANDERS * noise))
+    # The last of the others comes so much after a usual rank: less of a growth costs nothing.
+    last = float(np.nanmedian(np.nanmax(late, axis=0) - np.nanmedian(late, axis=0)))
+    return Comparison(waits, own, tuple(slow), tuple(over), max(least + last, WANDERS * noise) + MISSED * noise)
 
 
 def _wander(late: Float) -> float:
-    """Standard deviation of what own times wander by from block to block of steps, of a typical rank."""
+    """Standard deviation of what own times wander by from block to block of steps, of a typical rank. Blocks of short
+    logs are shorter and vary more, as times that wander do over longer ones."""
     steps = late.shape[1]
-    edges = np.arange(0, steps - BLOCK + 1, BLOCK)
-    if len(edges) < 3:
-        return float(np.nanmedian([_scatter(row) for row in late]))
-    levels = np.stack([np.nanmedian(late[:, a : a + BLOCK], axis=1) for a in edges.tolist()], axis=1)
+    block = BLOCK if steps >= 3 * BLOCK else max(1, steps // BLOCKS)
+    edges = np.arange(0, steps - block + 1, block)
+    levels = np.stack([np.nanmedian(late[:, a : a + block], axis=1) for a in edges.tolist()], axis=1)
     # Differences of neighbours: a change is in one of them.
     return float(np.nanmedian([_scatter(np.diff(row)) for row in levels])) / 2**0.5
 
