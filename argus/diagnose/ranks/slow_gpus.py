@@ -24,6 +24,7 @@ from argus.diagnose.read.peers import Mesh
 from argus.diagnose.read.query import Query
 from argus.diagnose.robust import low_median, mad, outlier_limit, row_medians
 from argus.diagnose.suspect import Suspect, slowdown_of
+from argus.model.statistics import MEDIAN
 from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
@@ -454,11 +455,25 @@ def _onset(query: Query, params: Mapping[str, Any], numbers: Int, slow: SlowGpu)
             return int(numbers[high])
 
 
+def _longer_since(case: Case, onset: int) -> float:
+    """By how much steps are longer than before a step, ns, at most: two standard errors above the difference of the
+    medians. Infinite: too few steps before it or since."""
+    place = int(np.searchsorted(case.numbers, onset))
+    before, since = case.durations[:place], case.durations[place:][-WINDOWS[0] :]
+    if min(len(before), len(since)) < MIN_STEPS:
+        return np.inf
+    error = MEDIAN * float(np.hypot(*(mad(part) / np.sqrt(len(part)) for part in (before, since))))
+    return float(np.median(since) - np.median(before)) + 2 * error
+
+
 def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
     step_ns = float(np.median(case.durations[-WINDOWS[0] :]))
     names = case.hosts_of(slow.ranks)
     where = ranks_text(slow.ranks) + (f" on {', '.join(names[:4])}" if names else "")
     visible = slow.cost_ns >= case.threshold * step_ns
+    longer_ns = _longer_since(case, onset)
+    # Random waits shrink where one rank is always the last: of what it has more to do the step shows a part.
+    lost_ns = min(slow.cost_ns, max(longer_ns, case.threshold * step_ns)) if visible else slow.cost_ns
     peers = f"the {len(slow.peers)} ranks with the same work" if slow.peers else "its first steps"
     verb = "computes" if len(slow.ranks) == 1 else "compute"
     text = (
@@ -470,6 +485,8 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
             f"it has {duration(slow.cost_ns)} a step more to do than the busiest of the others, which wait for it, "
             f"of {duration(step_ns)}"
         )
+        if lost_ns < slow.cost_ns:
+            cost += f", which is {duration(lost_ns)} longer at most since step {onset}"
     else:
         cost = (
             f"the step does not wait for it yet: others have as much to do, and the pipeline's bubbles hide "
@@ -485,8 +502,8 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
         since=onset,
         last=case.last,
         phase=slow.phase,
-        lost_ns=slow.cost_ns,
-        slowdown=slowdown_of(step_ns, slow.cost_ns),
+        lost_ns=lost_ns,
+        slowdown=slowdown_of(step_ns, lost_ns),
         confidence=min(0.99, slow.persistence) * (1.0 if len(slow.peers) > 1 else 0.8),
         level="phase",
         evidence=[evidence(text, queries.GPU_TIMES, gpus.window)],
