@@ -51,11 +51,11 @@ MAX_THREADS = 4
 # 400 bytes and not the 64 that are counted, and a diagnosis that goes on asks 400 times a minute, never twice the same.
 CONFIG = """<clickhouse>
     <max_parts_cleaning_thread_pool_size>2</max_parts_cleaning_thread_pool_size>
-    <mark_cache_size>268435456</mark_cache_size>
-    <index_mark_cache_size>67108864</index_mark_cache_size>
-    <primary_index_cache_size>67108864</primary_index_cache_size>
+    <mark_cache_size>67108864</mark_cache_size>
+    <index_mark_cache_size>16777216</index_mark_cache_size>
+    <primary_index_cache_size>33554432</primary_index_cache_size>
     <query_condition_cache_size>0</query_condition_cache_size>
-    <compiled_expression_cache_size>33554432</compiled_expression_cache_size>
+    <compiled_expression_cache_size>16777216</compiled_expression_cache_size>
     <merge_tree>
         <min_free_disk_bytes_to_perform_insert>{free}</min_free_disk_bytes_to_perform_insert>
         <max_cleanup_delay_period>60</max_cleanup_delay_period>
