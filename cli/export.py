@@ -14,7 +14,7 @@ from argus.export import folded, pprof, speedscope, svg, tables
 from argus.export.perfetto import moment_of, write_perfetto
 from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.model.text import printable, shortened
-from argus.model.units import duration
+from argus.model.units import duration, span_text
 from argus.semantics.stacks.profile import Change, Difference, Profile, changes, difference, frame_text
 from argus.store.open import open_store
 from argus.store.read.stacks import PROFILE_KINDS, read_profile
@@ -155,8 +155,8 @@ def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any],
             pyarrow.set_memory_pool(pyarrow.system_memory_pool())
             moment, written = export_trace(store, chosen, Path(output))
             count, notes = written.slices, written.notes
-    seconds = (moment.end_ns - moment.begin_ns) / 1e9
-    click.echo(f"{output}: job {printable(moment.job)}, run {moment.run}, {seconds:.3g} s, {count:,} events")
+    span = span_text((moment.end_ns - moment.begin_ns) / 1e9)
+    click.echo(f"{output}: job {printable(moment.job)}, run {moment.run}, {span}, {count:,} events")
     for note in notes:
         click.echo(printable(note))
     click.echo("open it at https://ui.perfetto.dev")

@@ -9,6 +9,7 @@ import click
 
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
+from argus.model.units import span_text
 from argus.store.flags import Flag, flag
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
@@ -70,8 +71,7 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
             raise ArgusError("the time span ends before it begins", "", EXIT_USAGE)
         timed = query_columns(store, _TIMED, {"job": shown.job, "run": shown.run})
         flag(store, shown.job, shown.run, Flag(begin_ns, end_ns, shown.ranks, why))
-    seconds = (end_ns - begin_ns) / 1e9
-    click.echo(f"flagged {seconds:.3g} s of job {printable(shown.job)}, run {shown.run}")
+    click.echo(f"flagged {span_text((end_ns - begin_ns) / 1e9)} of job {printable(shown.job)}, run {shown.run}")
     if not int(timed["known"][0]):
         click.echo("no GPU operation of this run is stored: unless GPU times are recorded, there is nothing to keep")
         click.echo("GPU times need a process that was started by `argus run` or armed by `argus arm`")

@@ -588,7 +588,7 @@ def _remark(row: GpuView, now_ns: int) -> str:
     if row.state != "on":
         return row.text
     if row.ended_ns and now_ns - row.ended_ns > STALE_NS:
-        return f"nothing has ended on the GPU for {(now_ns - row.ended_ns) / 1e9:.0f} s"
+        return f"nothing has ended on the GPU for {elapsed((now_ns - row.ended_ns) / 1e9)}"
     if row.match_rate is not None and row.match_rate < 0.99:
         return f"{row.match_rate:.0%} matched with their launch"
     return ""

@@ -12,6 +12,7 @@ import click
 
 from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.model.text import counted
+from argus.model.units import seconds
 from argus.simulate.changes import parse_change
 from argus.simulate.faults import DOSES, FAULTS, parse
 from argus.simulate.mesh import Mesh
@@ -137,7 +138,7 @@ def command(
             f"  {fault['kind']} ({fault['dose']}: {fault['size']:g}) of rank {named}, steps {fault['steps'][0]} to "
             f"{fault['steps'][1]}: {fault['slowdown']:.2f}x"
         )
-    click.echo(f"{total:,} rows in {took_s:.1f} s, stored in {url}. Next: {following}")
+    click.echo(f"{total:,} rows in {seconds(took_s)}, stored in {url}. Next: {following}")
 
 
 def facts_of(words: tuple[str, ...]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.units import duration
+from argus.model.units import seconds
 from argus.store.open import Store, open_store
 from argus.store.read.render import FORMATS, MAX_CELL, run_statement, table_lines
 from argus.store.read.status import describe_table, list_tables
@@ -208,7 +208,7 @@ def _prompt(store: Store, run: Any) -> None:
                 start = time.monotonic()
                 rows, left_out = run(statement)
                 note = f", {left_out:,} more cut (--max-rows)" if left_out else ""
-                click.echo(f"({rows:,} rows{note}, {duration(1e9 * (time.monotonic() - start))})")
+                click.echo(f"({rows:,} rows{note}, {seconds(time.monotonic() - start)})")
         except ArgusError as failure:
             click.echo(f"{failure.message}" + (f"\n{failure.hint}" if failure.hint else ""), err=True)
         except KeyboardInterrupt:

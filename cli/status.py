@@ -9,6 +9,7 @@ import threading
 import time
 
 from argus.model.text import printable
+from argus.model.units import elapsed
 
 REPEAT_AFTER_S = 2.0
 """In plain lines a stage is named once it takes longer than this."""
@@ -60,7 +61,7 @@ class Status:
             width = 80
             with contextlib.suppress(OSError):
                 width = os.get_terminal_size(2).columns or width  # 0: it does not know
-            text = printable(f"{self._text} … {took:.1f} s" if took >= 0.3 else f"{self._text} …")
+            text = printable(f"{self._text} … {elapsed(took)}" if took >= 1 else f"{self._text} …")
             self._write(f"\r\x1b[K{text[: max(width - 1, 1)]}")
         elif not self._printed or (took >= REPEAT_AFTER_S and self._printed != self._text):
             self._printed = self._text

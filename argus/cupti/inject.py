@@ -38,7 +38,7 @@ from argus.capture.process.targets import (
 from argus.cupti import build, interrupt
 from argus.cupti.arm import SWITCH, helper_address
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.units import duration
+from argus.model.units import seconds
 
 WAIT_S = 10.0
 """How long the helper may take to start once it was asked to."""
@@ -224,7 +224,7 @@ def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
     if not _wait_for_helper(pid, WAIT_S):
         what = "was loaded but did not start" if _loaded(pid) else "could not be loaded"
         raise ArgusError(f"the helper {what} in process {pid}", "Is it a launcher, or very short of memory?")
-    return f"injected by ptrace: the process was stopped for {duration(1e9 * longest_s)}"
+    return f"injected by ptrace: the process was stopped for {seconds(longest_s)}"
 
 
 def _load(thread: interrupt.Stopped, pidfd: int, functions: Functions, content: bytes) -> None:

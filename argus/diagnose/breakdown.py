@@ -18,7 +18,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.verdict import Breakdown, Item, Part
 from argus.model.stacks import Frame
 from argus.model.text import printable
-from argus.model.units import duration, ranks_text
+from argus.model.units import duration, ranks_text, seconds
 from argus.semantics.stacks.stack import label, short_file
 
 RANKS = 16
@@ -466,7 +466,7 @@ def heading(of: Breakdown) -> str:
     """What the times are of, in words."""
     who = ranks_text(of["ranks"]) if len(of["ranks"]) <= RANKS else f"{len(of['ranks'])} ranks"
     if not of["steps"]:
-        return f"{who}, {of['seconds']:,.1f} s"
+        return f"{who}, {seconds(of['seconds'])}"
     first, last = of["steps"]
     what = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"{who}, {what}" + (f", {duration(of['step_ms'] * 1e6)} a step" if "step_ms" in of else "")

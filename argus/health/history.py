@@ -16,7 +16,7 @@ from argus.health import isolate
 from argus.health.config import Settings
 from argus.health.run import Run
 from argus.model.errors import ArgusError
-from argus.model.units import binary_size
+from argus.model.units import binary_size, seconds
 
 EMBEDDED_EVERY_S = 3600.0
 """An embedded store is opened only so often: starting its engine costs more than all checks. ``argus health --trend``,
@@ -35,7 +35,7 @@ def rows(run: Run) -> dict[str, dict[str, Any]]:
     """A run as columns of the tables."""
     at = int(run.at * 1e9)
     results = [(r.name, r.status, r.text, r.hint, r.facts, int(r.seconds * 1e9)) for r in run.results]
-    cost = f"{run.wall_s:.1f} s, {run.cpu_s:.2f} s of CPU, {binary_size(run.rss_bytes)}"
+    cost = f"{seconds(run.wall_s)}, {seconds(run.cpu_s)} of CPU, {binary_size(run.rss_bytes)}"
     results.append(("argus", run.status, cost, "", {}, int(run.wall_s * 1e9)))
     names, statuses, texts, hints, facts, took = (list(column) for column in zip(*results, strict=True))
     figures = [(r.name, *key.partition("/")[::2], value) for r in run.results for key, value in r.figures.items()]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argus.model.units import binary_size
+from argus.model.units import binary_size, elapsed
 from argus.system import descendants
 
 MAX_OUTPUT = 256 << 10
@@ -278,7 +278,7 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 def _hung(seconds: float, notes: list[str]) -> str:
-    return f"did not answer within {seconds:.0f} s" + (f", at: {notes[-1]}" if notes else "")
+    return f"did not answer within {elapsed(seconds)}" + (f", at: {notes[-1]}" if notes else "")
 
 
 def identity(pid: int) -> str:

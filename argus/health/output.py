@@ -6,7 +6,7 @@ import json
 
 from argus.health.check import ABSENT, CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, Result
 from argus.health.run import Run
-from argus.model.units import binary_size
+from argus.model.units import binary_size, seconds
 
 _ORDER = (CRITICAL, WARNING, UNKNOWN, OK, ABSENT)
 
@@ -37,7 +37,7 @@ def details(run: Run) -> str:
     if absent:
         lines.append(f"  {ABSENT:<8}  nothing to look at for {', '.join(absent)} (--format json gives the reasons)")
     lines.append(
-        f"  took {run.wall_s:.1f} s, {run.cpu_s:.1f} s of CPU, {binary_size(run.rss_bytes)}"
+        f"  took {seconds(run.wall_s)}, {seconds(run.cpu_s)} of CPU, {binary_size(run.rss_bytes)}"
         + (f"; {run.stored}" if run.stored else "")
     )
     return "\n".join(lines)

@@ -11,6 +11,7 @@ import numpy as np
 
 from argus.health.check import CRITICAL, OK, UNKNOWN, WARNING
 from argus.health.trend import COUNTERS, WATCHED, Matrix, busy_share, deviations, held, rising
+from argus.model.units import elapsed
 from argus.store.open import Store
 from argus.store.reader import query_columns
 
@@ -124,7 +125,7 @@ def report(store: Store, *, now: float | None = None, days: int = 28) -> list[No
             node.reasons += _results(row, node.last)
     for node in nodes.values():
         if now - node.last > SILENT_S:
-            text = f"nothing came for {(now - node.last) / 3600:.0f} h"
+            text = f"nothing came for {elapsed(now - node.last)}"
             hint = "Is it up? Does cron run? argus health -v there shows it."
             node.reasons.append(Reason("silent", "argus", WARNING, text, hint, _SILENT))
     _facts(nodes, query_columns(store, _FACTS, span))

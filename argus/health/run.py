@@ -35,6 +35,7 @@ from argus.health.check import (
 )
 from argus.health.config import Check, Settings, limits_of
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.units import elapsed
 from argus.system import files
 from argus.system.host import host_name
 
@@ -260,7 +261,7 @@ def _overdue(folder: Path, total_s: float) -> Result | None:
         pid, _, start = (folder / "lock").read_text().strip().partition("/")
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK")
         if age > total_s + _GRACE_S and isolate.alive(f"{pid}/{start}"):
-            text = f"process {pid} has been at it for {age / 60:.0f} min and does not end: nothing was looked at since"
+            text = f"process {pid} has been at it for {elapsed(age)} and does not end: nothing was looked at since"
             return Result(
                 "earlier_run", UNKNOWN, text, f"See where it hangs: cat /proc/{pid}/stack. End it: kill -9 {pid}"
             )

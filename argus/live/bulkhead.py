@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from argus.model.text import printable
+from argus.model.units import seconds
 from argus.system import debug
 
 STALL_S = 1.0
@@ -217,7 +218,7 @@ class Watchdog:
         self.stalls += 1
         doing = self._doing()
         at = f", at: {doing}" if doing else ""
-        self._report(printable(f"the loop has not turned for {late_s:.1f} s{at}; the rings are read meanwhile"))
+        self._report(printable(f"the loop has not turned for {seconds(late_s)}{at}; the rings are read meanwhile"))
 
     def counters(self) -> dict[str, tuple[int, bool]]:
         """By name: the value, and whether a value above 0 is a loss."""

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from argus.live.account import Account
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.units import span_text
 from argus.system import files
 
 NOT_FOUND = 127
@@ -119,7 +120,7 @@ class Watcher:
             return "on"
         if line is None:
             self.give_up()
-            return f"off: it was not ready after {timeout_s:.0f} s"
+            return f"off: it was not ready after {span_text(timeout_s)}"
         return "off: " + (line.removeprefix("off ") or "it ended at once")
 
     def finish(self) -> None:

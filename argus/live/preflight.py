@@ -27,6 +27,7 @@ from argus.capture.sampler import StackProbes
 from argus.cupti import build
 from argus.model import calls
 from argus.model.errors import ArgusError
+from argus.model.units import seconds
 from argus.system import installation, privileges
 
 PROBE_CALLS = 7
@@ -201,7 +202,8 @@ def probe_self(backend: Backend | None = None) -> State:
             return State(False, f"{whole} of {PROBE_CALLS} calls were seen by a probe on this process")
         way = "one link a library" if probes.backend == "multi" else "one perf event a function (Linux 6.6 is faster)"
         detail = (
-            f"programs loaded in {loaded:.1f} s; {whole} of {PROBE_CALLS} calls seen by a uprobe, entry and exit; {way}"
+            f"programs loaded in {seconds(loaded)}; "
+            f"{whole} of {PROBE_CALLS} calls seen by a uprobe, entry and exit; {way}"
         )
         return State(True, detail)
     except ArgusError as failure:
@@ -235,8 +237,11 @@ def sample_self() -> State:
                 if any(frame is not None and frame.function == "sample_self" for frame in resolver.resolve(raw.frames)):
                     version = ".".join(map(str, interpreter.version[:2]))
                     off_cpu = probes.state["off-cpu"]
-                    detail = f"programs loaded in {loaded:.1f} s; this process's own stack was read (CPython {version})"
-                    return State(True, f"{detail}; off-CPU times {off_cpu}", partial=off_cpu.startswith("failed"))
+                    detail = (
+                        f"programs loaded in {seconds(loaded)}; this process's own stack was read (CPython {version}); "
+                        f"off-CPU times {off_cpu}"
+                    )
+                    return State(True, detail, partial=off_cpu.startswith("failed"))
         return State(False, "no sample of this process showed its own function within 5 s")
     finally:
         if python is not None:

@@ -13,6 +13,7 @@ from argus.live.bulkhead import Bulkheads
 from argus.live.clock import mono_offset_ns
 from argus.live.notes import Notes
 from argus.live.options import Options
+from argus.model.units import duration
 from argus.store.writer import Writer
 from argus.system import host as hosts
 from argus.system import redact
@@ -215,7 +216,7 @@ class Session:
         self.mono_offset_ns = offset_ns
         self.wall_error_ns = wall_error_ns()
         self.note(
-            f"the wall clock jumped by {jumped_ns / 1e9:+.3f} s (it was set, or the machine slept): times are of the"
-            " new clock from here on"
+            f"the wall clock jumped by {duration(jumped_ns, signed=True)} (it was set, or the machine slept): "
+            "times are of the new clock from here on"
         )
         return True

@@ -14,6 +14,7 @@ from argus.capture.reader import reader
 from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.side import Counters
+from argus.model.units import span_text
 from argus.system import redact
 
 _SUBJECTS = {
@@ -131,7 +132,7 @@ class SessionRows:
         if "fork events" in parts:
             state, reason = parts["fork events"]
             why = f": {reason}" if reason else ""
-            lines.append(f"forks: {state}{why}; children are found up to {look_interval_s} s late")
+            lines.append(f"forks: {state}{why}; children are found up to {span_text(look_interval_s)} late")
         if "forks in the kernel" in parts:
             state, reason = parts["forks in the kernel"]
             lines.append(f"forks in the kernel: {state}: {reason}; children are traced about a millisecond late")

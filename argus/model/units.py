@@ -40,14 +40,24 @@ def span_ns(text: str) -> int | None:
     return ns if 0 < ns <= LONGEST_SPAN_NS else None
 
 
-def elapsed(seconds: float) -> str:
-    """Time since the start: 42 s, 3 min 12 s, 2 h 05 min."""
-    whole = int(seconds)
+def seconds(measured_s: float) -> str:
+    """``duration`` of what was measured in seconds: 12.5 ms, 12.5 s."""
+    return duration(1e9 * measured_s)
+
+
+def span_text(chosen_s: float) -> str:
+    """A time that somebody chose, such as a limit or a window: 2 s, 5 min 00 s; 500 ms if not whole seconds."""
+    return seconds(chosen_s) if chosen_s % 1 else elapsed(chosen_s)
+
+
+def elapsed(since_s: float) -> str:
+    """Time since something, such as the start, or without it, such as a silence: 42 s, 3 min 12 s, 2 h 05 min."""
+    whole = int(since_s)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
 
 
 def size(nbytes: float) -> str:

@@ -13,6 +13,7 @@ from argus.diagnose.read.query import quoted
 from argus.diagnose.stored import Examined, examine_store
 from argus.diagnose.verdict import Verdict
 from argus.model.errors import ArgusError
+from argus.model.units import seconds
 from argus.report.arrays import Arrays
 from argus.report.look import LONG_NAME, LONG_SQL, Look, absent, bounded
 from argus.report.panel import PAGE_SCHEMA, Page, Panel, PanelModule
@@ -108,7 +109,7 @@ def built(module: PanelModule, look: Look, arrays: Arrays) -> Panel:
         where = debug.traceback_of(failure)
         return absent(module.ID, module.TITLE, f"it could not be made ({type(failure).__name__}). {where}")
     finally:
-        debug.note(f"panel {module.ID}: {time.monotonic() - began:.2f} s")
+        debug.note(f"panel {module.ID}: {seconds(time.monotonic() - began)}")
 
 
 def _limited(verdict: Verdict, look: Look) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.units import span_text
 from argus.store import limits
 from argus.store.engine import socket_address
 from argus.store.failures import AUTHENTICATION, REACH_HINT, code_of, disk_full, explain, first_line, spool_not_queried
@@ -421,7 +422,7 @@ def _connect_engine(folder: Path, timeout_s: float, create: bool, meanwhile: Cal
         if time.monotonic() >= deadline:
             if holder is None:  # whoever held the lock has just ended
                 raise ArgusError(
-                    f"the store's engine did not start within {timeout_s:.0f} s ({folder})",
+                    f"the store's engine did not start within {span_text(timeout_s)} ({folder})",
                     "The machine is busy: try again",
                     EXIT_UNAVAILABLE,
                 )

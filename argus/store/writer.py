@@ -25,6 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.units import elapsed
 from argus.store import spill, spool
 from argus.store.arrow import Values, joined, to_arrow, without_folders
 from argus.store.failures import is_forbidden, lacks_table, transient
@@ -171,7 +172,7 @@ class Writer:
         """Why rows cannot be stored at present; empty: they can."""
         if not self._backoff_s:
             stuck_s = self._stuck_s()
-            return f"no answer to an insert for {stuck_s:.0f} s" if stuck_s > STUCK_S else ""
+            return f"no answer to an insert for {elapsed(stuck_s)}" if stuck_s > STUCK_S else ""
         text: str = getattr(self.last_error, "message", str(self.last_error))
         if self.spill_error is not None:
             return f"{text}; rows wait in memory: {getattr(self.spill_error, 'message', self.spill_error)}"

@@ -120,7 +120,7 @@ def test_what_is_stored_and_who_is_to_be_drained(tmp_path: Path) -> None:
     assert reported["node3"][0][:2] == ("trend", "gpu_nvlink.crc_total/gpu0")
     assert "only while jobs ran" in reported["node3"][0][2]
     assert reported["node4"] == [("facts", "driver", "driver is 535; 5 of 6 nodes of its kind have 570")]
-    assert reported["node5"] == [("silent", "argus", "nothing came for 10 h")]
+    assert reported["node5"] == [("silent", "argus", "nothing came for 10 h 01 min")]
 
 
 def test_results_wait_on_disk_and_are_stored_once(tmp_path: Path) -> None:

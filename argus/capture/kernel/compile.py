@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from argus.capture.kernel import bcc
+from argus.model.units import span_text
 from argus.system import disk_cache
 from argus.system.resources import resource_dir
 from argus.system.syscalls import bpf
@@ -170,7 +171,7 @@ def _ask_child(text: str, flags: list[str]) -> dict[str, Any]:
             start_new_session=True,  # a Ctrl-C is for Argus, which ends the compiler if it is to end
         )  # fmt: skip
     except subprocess.TimeoutExpired as reason:
-        raise CompileError(f"error: the compiler did not end within {_TIME_LIMIT_S} s") from reason
+        raise CompileError(f"error: the compiler did not end within {span_text(_TIME_LIMIT_S)}") from reason
     if done.returncode == 0:
         with contextlib.suppress(ValueError):
             answer: dict[str, Any] = json.loads(done.stdout)

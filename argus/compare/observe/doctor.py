@@ -14,7 +14,7 @@ import numpy as np
 
 from argus.compare.observe.machine import TICKS_S, during, read_machine
 from argus.compare.observe.signs import MARGIN
-from argus.model.units import duration
+from argus.model.units import seconds
 
 LOOPS, LOOP_S = 40, 0.02
 """Loops that are timed, and how long one is to take: 0.8 s together, 40 loops know their variation to a fifth."""
@@ -88,7 +88,7 @@ def _variation(loops: Sequence[float]) -> Item:
     values = np.array(loops)
     variation = float(values.std(ddof=1) / values.mean()) if len(values) > 1 and values.mean() > 0 else math.nan
     longest = values.max() / np.median(values)
-    text = f"{len(values)} loops of {duration(1e9 * values.mean())} vary by {variation:.1%}"
+    text = f"{len(values)} loops of {seconds(values.mean())} vary by {variation:.1%}"
     text += f", the longest took {longest:.2f} times the median"
     if not variation <= MARGIN:
         hint = f"Runs as short cannot be judged to {MARGIN:.0%}: make them longer, or the machine quieter"

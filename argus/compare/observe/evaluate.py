@@ -16,6 +16,7 @@ from argus.compare.observe.rule import EXTERNAL, QUIET, Decision, decide
 from argus.compare.observe.series import Array, Series, arm_numbers
 from argus.compare.observe.signs import errors_of
 from argus.model.text import counted
+from argus.model.units import span_text
 
 Run = Mapping[str, Any]
 DISTURBANCES = (EXTERNAL, "throttled_share", "run_queue_share")
@@ -121,7 +122,7 @@ def _unseen(runs: Sequence[Run], decision: Decision) -> list[str]:
     short = sum(run["noise"].get(EXTERNAL) is None and run["figures"]["wall_ns"] < SHORTEST_S * 1e9 for run in good)
     if not short or decision.status != "unstable" or decision.signs[0].kind in COUNTED:
         return []
-    text = f"runs shorter than {SHORTEST_S:g} s do not show how much of the CPUs other processes used"
+    text = f"runs shorter than {span_text(SHORTEST_S)} do not show how much of the CPUs other processes used"
     text += ": they may be why these vary"
     waits = [run["noise"]["run_queue_share"] for run in good if run["noise"].get("run_queue_share") is not None]
     if waits and max(waits) >= QUIET:

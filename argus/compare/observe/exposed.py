@@ -20,6 +20,7 @@ from argus.compare.observe.plan import Readings
 from argus.compare.observe.settings import UNITS
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
+from argus.model.units import span_text
 
 TIMEOUT_S = 10.0
 """Until the whole page is there."""
@@ -62,7 +63,7 @@ def read_page(url: str) -> dict[str, Histogram]:
             while (part := answer.read1(1 << 20)) and len(data) <= MOST_BYTES:
                 data += part
                 if time.monotonic() > until:
-                    raise TimeoutError(f"it is incomplete after {TIMEOUT_S:g} s")
+                    raise TimeoutError(f"it is incomplete after {span_text(TIMEOUT_S)}")
     except (OSError, http.client.HTTPException, ValueError) as failure:
         reason = getattr(failure, "reason", None) or failure
         message = f"the metrics at {printable(url)} cannot be read: {printable(str(reason))}"

@@ -19,7 +19,7 @@ from argus.compare.observe.plan import Plan, Server, Slot, schedule
 from argus.compare.observe.records import OUTPUT, Records, lines_of
 from argus.compare.observe.report import report_of
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.units import duration
+from argus.model.units import duration, span_text
 from argus.system import descendants
 
 Execute = Callable[..., Outcome]
@@ -220,7 +220,8 @@ class _Running:
         while ready and ready not in os.pread(out, 1 << 20, 0):
             over = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
             if over or time.monotonic() > until:
-                why = "ended" if over else f"did not print '{self._server.ready}' within {self._server.ready_s:g} s"
+                late = f"did not print '{self._server.ready}' within {span_text(self._server.ready_s)}"
+                why = "ended" if over else late
                 where = f"{self._records.folder}/{OUTPUT}/{self._name}.server"
                 raise ArgusError(f"the server {why}", f"Its output is in {where}", EXIT_UNAVAILABLE)
             time.sleep(READY_EVERY_S)

@@ -237,7 +237,7 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
         return None, f"{longer}; whether its threads wait for a free CPU is not known"
     if contended and (lasted := _lasted_ns(case, onset)) < SETTLED_NS:
         return None, (
-            f"{longer}, for {lasted / 1e9:.1f} s so far, on CPUs that other programs keep busy before and since: too "
+            f"{longer}, for {duration(lasted)} so far, on CPUs that other programs keep busy before and since: too "
             "short to distinguish from their load"
         )
     if len(hosts) == 1 and not gpus and grown < 1 + ALONE:

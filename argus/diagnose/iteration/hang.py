@@ -25,7 +25,7 @@ from argus.diagnose.read.observed import Observed, Silence, on_cpus_alone, silen
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Collective, Evidence
-from argus.model.units import duration, rank_text, ranks_text
+from argus.model.units import duration, elapsed, rank_text, ranks_text
 from argus.semantics.stacks.stack import label
 
 SEEN_S = 5.0
@@ -257,7 +257,7 @@ def find_hang(
 
 
 def _no_step(seconds: float, step_ns: float) -> str:
-    return f"no step was seen for the last {seconds:.0f} s ({seconds * 1e9 / step_ns:.0f} usual steps)"
+    return f"no step was seen for the last {elapsed(seconds)} ({seconds * 1e9 / step_ns:.0f} usual steps)"
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ def _suspect(query: Query, silent: _Silent, missing_ranks: _Missing, stacks: Sta
     )
     evidence: list[Evidence] = [
         {
-            "text": f"no step has finished for {silent.silent_s:.0f} s, where one took {duration(silent.step_ns)}",
+            "text": f"no step has finished for {elapsed(silent.silent_s)}, where one took {duration(silent.step_ns)}",
             "sql": runnable_sql(queries.LAST_LOOK, {**params, "since_ns": 0}),
         }
     ]

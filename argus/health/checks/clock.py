@@ -7,7 +7,7 @@ import os
 
 from argus.health.check import Blind, Look, Result
 from argus.health.limit import Limit
-from argus.model.units import duration
+from argus.model.units import seconds
 
 LIMITS: dict[str, Limit] = {
     "warning_s": Limit(
@@ -54,8 +54,7 @@ def check(look: Look) -> Result:
         return found.result("")
     error = timex.maxerror / 1e6
     found.figures["error_s"] = error
-    text = f"{source}, right to {duration(1e9 * error)}"
-    found.above(
-        error, look.limits["warning_s"], look.limits["critical_s"], f"may be wrong by {error:.1f} s", "chronyc tracking"
-    )
+    text = f"{source}, right to {seconds(error)}"
+    wrong = f"may be wrong by {seconds(error)}"
+    found.above(error, look.limits["warning_s"], look.limits["critical_s"], wrong, "chronyc tracking")
     return found.result(text)

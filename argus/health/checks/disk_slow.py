@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argus.health.check import Absent, Look, Result
 from argus.health.limit import Limit
-from argus.model.units import duration
+from argus.model.units import seconds
 
 LIMITS: dict[str, Limit] = {
     "warning": Limit(
@@ -33,7 +33,7 @@ def check(look: Look) -> Result:
         if done >= look.limits["operations"]:
             mean = found.figures[f"mean_s/{name}"] = spent / done
             slowest = max(slowest, mean)
-            text = f"{name}: an operation took {duration(1e9 * mean)} on average {look.since()}"
+            text = f"{name}: an operation took {seconds(mean)} on average {look.since()}"
             found.above(
                 mean,
                 look.limits["warning"],
@@ -43,4 +43,4 @@ def check(look: Look) -> Result:
             )
     if not found.figures:
         raise Absent("no disks")
-    return found.result(f"slowest mean {duration(1e9 * slowest)}")
+    return found.result(f"slowest mean {seconds(slowest)}")

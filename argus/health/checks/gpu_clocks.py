@@ -5,6 +5,7 @@ from __future__ import annotations
 from argus.health.check import Look, Result
 from argus.health.checks._nvml import devices
 from argus.health.limit import Limit
+from argus.model.units import seconds
 
 LIMITS: dict[str, Limit] = {
     "busy": Limit(50, "utilization, percent, from which on clocks are looked at", "an idle GPU lowers its clocks"),
@@ -51,7 +52,7 @@ def check(look: Look) -> Result:
                 found.figures[key] = violations.violationTime / 1e9
                 rise = look.moved(found.figures, key) or 0.0
                 if rise >= look.limits["hardware_s"]:
-                    found.warning(f"{name}: slowed down for heat for {rise:.0f} s {look.since()}", hint)
+                    found.warning(f"{name}: slowed down for heat for {seconds(rise)} {look.since()}", hint)
             limit = min(value for value in (allowed, application, 1 << 30) if value)
             if clock is None or use is None or limit == 1 << 30 or use.gpu < look.limits["busy"]:
                 continue

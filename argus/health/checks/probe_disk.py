@@ -10,7 +10,7 @@ import time
 from argus.health.check import Absent, Look, Result
 from argus.health.checks._idle import BUSY, wait_for_nobody
 from argus.health.limit import Limit
-from argus.model.units import duration
+from argus.model.units import seconds
 
 LIMITS: dict[str, Limit] = {
     "busy": BUSY,
@@ -47,8 +47,8 @@ def check(look: Look) -> Result:
             continue
         median = found.figures[f"write_s/{path}"] = statistics.median(took)
         slowest = max(slowest, median)
-        text = f"{path}: a write takes {duration(1e9 * median)} until it is safe"
+        text = f"{path}: a write takes {seconds(median)} until it is safe"
         found.above(median, look.limits["warning"], look.limits["critical"], text, "See smartctl -a, iotop, nfsstat.")
     if not found.figures and found.result("").status == "ok":
         raise Absent("none of the folders exists")
-    return found.result(f"slowest median {duration(1e9 * slowest)}")
+    return found.result(f"slowest median {seconds(slowest)}")

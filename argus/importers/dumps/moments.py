@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from argus.importers.dumps.flight_recorder import Dump
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.units import ranks_text
+from argus.model.units import elapsed, ranks_text
 
 APART_NS = 3600 * 10**9
 """Newest times further apart than this are of different hangs. The ranks of one hang stop within the timeout of one
@@ -47,7 +47,7 @@ def of_one_time(dumps: Sequence[Dump]) -> tuple[list[Dump], list[str]]:
             apart_ns = newest[group[-1]] - newest[largest[-1]]
             lines.append(
                 f"the dump{'s' * (len(group) > 1)} of {ranks_text(sorted(group))} {'are' if len(group) > 1 else 'is'} "
-                f"{abs(apart_ns) / 3.6e12:,.1f} h {'older' if apart_ns < 0 else 'newer'} than the others: "
+                f"{elapsed(abs(apart_ns) / 1e9)} {'older' if apart_ns < 0 else 'newer'} than the others: "
                 "left out, as if missing (--any-time keeps all)"
             )
     if undated := [dump.rank for dump in dumps if dump.rank not in newest]:

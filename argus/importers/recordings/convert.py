@@ -25,6 +25,7 @@ from argus.model import event_kinds
 from argus.model.environment import bounded, digest
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.records import GPU_OP, GpuKind
+from argus.model.units import elapsed
 from argus.semantics.gpu.flops import Achieved
 from argus.semantics.gpu.usage import GpuSteps, GpuUsage
 from argus.semantics.phases.cpu import METHODS as PHASE_METHODS
@@ -62,7 +63,7 @@ def check_ranks(recordings: Sequence[Recording]) -> None:
     for (begin, end), path in dated:
         if last and begin - latest > APART_NS:
             raise ArgusError(
-                f"{path} begins {(begin - latest) / 6e10:,.0f} minutes after the end of {last}: not of one run",
+                f"{path} begins {elapsed((begin - latest) / 1e9)} after the end of {last}: not of one run",
                 "Import recordings of one run together; others under a --job name of their own",
                 EXIT_USAGE,
             )

@@ -19,7 +19,7 @@ from argus.capture.process.targets import cpu_ns, queued_ns
 from argus.capture.sampler import run_time_statistics
 from argus.live.cost.governor import OF_PROBES, Change, Governor, Part, Reading, Rung
 from argus.model import calls
-from argus.model.units import duration
+from argus.model.units import seconds
 
 WINDOW_S = 2.0
 """How often the cost is looked at: many steps of most jobs."""
@@ -405,11 +405,9 @@ def describe_change(change: Change, budget: float) -> str:
         return f"overhead: {rung.back}: it is {change.share:.2%} of the job's time"
     windows = ""
     if plan is not None and rung.how == "windows":
-        windows = f" ({duration(1e9 * plan.length_s)} every {plan.period_s:.1f} s)"
+        windows = f" ({seconds(plan.length_s)} every {seconds(plan.period_s)})"
     elif plan is not None:
-        windows = (
-            f" ({duration(1e9 * plan.sample_s)} every {plan.sample_period_s:.1f} s)" if plan.sample_s else " (none)"
-        )
+        windows = f" ({seconds(plan.sample_s)} every {seconds(plan.sample_period_s)})" if plan.sample_s else " (none)"
     return (
         f"overhead: {rung.text}{windows}: observing takes {change.share:.2%} of the job's time, "
         f"{change.part_share:.2%} of it for this, above --max-overhead {100 * budget:g}"

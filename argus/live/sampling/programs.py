@@ -9,6 +9,7 @@ from argus.capture.sampler import StackProbes
 from argus.live.cost.governor import LOW_RATE_HZ, Rung
 from argus.live.options import Options
 from argus.model.errors import ArgusError
+from argus.model.units import span_text
 from argus.system.aside import Aside
 
 CALM_S = 60.0
@@ -158,7 +159,7 @@ class StackPrograms:
         """As ``StackSide.raise_sampling``."""
         if why:
             self._calm_due = now + CALM_S
-        return self._set_rate(why or f"nothing was the matter for {CALM_S:.0f} s", now, why)
+        return self._set_rate(why or f"nothing was the matter for {span_text(CALM_S)}", now, why)
 
     def _limit_rate(self, now: float) -> str:
         """Samples as often as the rungs that are taken allow, whatever was chosen."""

@@ -27,7 +27,7 @@ from argus.live.job import Job, Member
 from argus.live.session import Session
 from argus.live.side import Side
 from argus.model import calls, event_kinds, records
-from argus.model.units import duration
+from argus.model.units import seconds
 from argus.semantics.steps.by_calls import collective_codes, launch_codes
 from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find_pulse
 
@@ -496,14 +496,14 @@ class ProbingSide(Side):
             new, old = self.plan, self._shown_samples
             if not old.sample_s or not 2 / 3 < new.sample_period_s / old.sample_period_s < 1.5:
                 self._shown_samples = old = new
-            text = f"what it costs is above --max-overhead: seen for about {duration(1e9 * old.sample_s)} now and then"
+            text = f"what it costs is above --max-overhead: seen for about {seconds(old.sample_s)} now and then"
             return Seen(old.sample_s / old.sample_period_s, round(1e9 * old.sample_period_s), text)
         if not any(subject in self.plan.windowed for subject in subjects):
             return None
         if self._shown.windowed != self.plan.windowed or not 2 / 3 < self.plan.duty / self._shown.duty < 1.5:
             self._shown = self.plan
         shown = self._shown
-        text = f"what it costs is above --max-overhead: seen in windows of about {duration(1e9 * shown.length_s)}"
+        text = f"what it costs is above --max-overhead: seen in windows of about {seconds(shown.length_s)}"
         return Seen(shown.duty, round(1e9 * shown.period_s), text)
 
     def until_ns(self, subject: Subject) -> int:

@@ -31,6 +31,7 @@ from argus.live.session import Session
 from argus.live.side import Counters, Side
 from argus.live.sides.draining import RELIEVE_S
 from argus.model.records import STACK_LOSS_COUNTERS, StackCounter
+from argus.model.units import elapsed
 from argus.system import debug
 
 NAMES_S = 10.0
@@ -375,7 +376,7 @@ class StackSide(Side):
         """How stacks went, in lines for people: failures beside the count of samples, and what did not start."""
         lines = self._summary()
         if lines and self._begun_after_s > LATE_S:
-            lines[0] += f", from {self._begun_after_s:.1f} s on: their BPF programs were being loaded until then"
+            lines[0] += f", from {elapsed(self._begun_after_s)} on: their BPF programs were being loaded until then"
         return lines
 
     def _summary(self) -> list[str]:

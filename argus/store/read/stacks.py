@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Frame, Stack
 from argus.model.text import named
-from argus.model.units import rank_text
+from argus.model.units import rank_text, span_text
 from argus.semantics.stacks.profile import Profile, Sample, annotated, without_lines
 from argus.semantics.stacks.stack import thread_role
 from argus.store.open import Store
@@ -79,7 +79,7 @@ class Selection:
             else:
                 parts.append(f"{_clock(self.from_ns)} to {_clock(self.to_ns)}")
         elif self.last_ns is not None:
-            parts.append(f"the last {self.last_ns / S:g} s")
+            parts.append(f"the last {span_text(self.last_ns / S)}")
         parts.append({"cpu": "on the CPU", "off": "off the CPU", "all": "on and off the CPU"}[self.kind])
         if self.gil:
             parts.append("with the GIL")

@@ -43,7 +43,7 @@ def test_on_a_terminal_it_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch)
     screen.now += 1.2
     screen.text = ""
     line._draw()
-    assert screen.text == "\r\x1b[Kreading libtorch_cpu.so … 1.2"[:33] + "", "no longer than the terminal is wide"
+    assert screen.text == "\r\x1b[Kreading libtorch_cpu.so … 1 s"[:33] + "", "no longer than the terminal is wide"
     screen.text = ""
     line.done()
     line.done()

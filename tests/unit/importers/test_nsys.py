@@ -340,5 +340,5 @@ def test_recordings_of_different_times_are_not_one_job(tmp_path: Path, capsys: p
     url = new_store(tmp_path)
     assert main(["import", "nsys", str(second), str(first), "--store", url]) == 2
     output = capsys.readouterr().err
-    assert f"{second} begins 60 minutes after the end of {first}: not of one run" in output
+    assert f"{second} begins 59 min 59 s after the end of {first}: not of one run" in output
     assert main(["import", "nsys", str(second), "--store", url]) == 0

@@ -75,5 +75,5 @@ def test_sampling_that_began_late_is_reported(
     monkeypatch.setattr(stack_samples, "time", clock)
     side.begin_sampling(1.0)
     (line,) = tracer.stacks()
-    assert line.endswith(", from 24.0 s on: their BPF programs were being loaded until then") == late
+    assert line.endswith(", from 24 s on: their BPF programs were being loaded until then") == late
     assert line.startswith("stacks: 0 samples")

@@ -40,6 +40,12 @@ def test_time_since_the_start() -> None:
     assert [units.elapsed(s) for s in (59.9, 192, 7500)] == ["59 s", "3 min 12 s", "2 h 05 min"]
 
 
+def test_times_in_seconds() -> None:
+    assert [units.seconds(s) for s in (0, 0.0125, 1.234, 12.5)] == ["0 ns", "12.5 ms", "1,234 ms", "12.5 s"]
+    assert [units.span_text(s) for s in (0.0, 0.5, 2.0, 30, 300)] == ["0 s", "500 ms", "2 s", "30 s", "5 min 00 s"]
+    assert units.elapsed(3_600_000) == "1,000 h 00 min"
+
+
 def test_bytes_and_rates() -> None:
     assert [units.size(n) for n in (0, 999, 999.96e6, 12.5e6, 3e15, 4e18)] == [
         "0 B", "999 B", "1.0 GB", "12.5 MB", "3.0 PB", "4,000.0 PB",
@@ -66,3 +72,38 @@ def test_bytes_are_written_by_one_function() -> None:
     divided = re.compile(r"/ ?(1e[369]|1 ?<< ?[123]0|1000|1024)[^}\n]*\} ?[KMGT]i?B\b")
     files = [path for top in ("argus", "cli") for path in (ROOT / top).rglob("*.py")]
     assert [path.name for path in files if divided.search(path.read_text())] == []
+
+
+TIMES_BY_HAND = {
+    "argus/compare/observe/settings.py": ["{SHORTEST_S * 1e3:g}ms"],  # as it is typed
+    "argus/cupti/collector.py": ["{PERIOD_MS // 1000} s"],  # a ratio: 2 of every 20 s
+    "argus/health/check.py": ["{self.span_s / 60:.0f} min"],  # to the minute: the text of two looks is the same
+    "argus/health/checks/kernel_log.py": ["{look.limits['hours']:.0f} h"],  # a setting in hours
+    "argus/health/checks/run_queue.py": ["{share:.2f} s"],  # a ratio: 0.30 s a second
+    "argus/health/checks/xid.py": [
+        "{look.limits['hours']:.0f} h", "{age_s / 3600:.0f} h", "{age_s / 60:.0f} min",  # as those two
+    ],
+    "argus/health/cron.py": ["{plan.minutes} minutes"],  # as cron has it
+    "argus/health/output.py": ["{run.wall_s:.2f}s"],  # performance data of Nagios
+    "argus/model/text.py": ["{word}s"],  # a plural
+    "argus/model/units.py": ["{whole} s", "{whole % 60:02d} s", "{whole // 60} min", "{whole // 3600:,} h",
+                             "{whole % 3600 // 60:02d} min"],
+    "cli/jobs.py": ["{seconds}s"],  # a narrow column
+    "cli/live.py": ["{view.elapsed_s:7.1f} s"],  # a column of a log, in one unit
+    "cli/options.py": ["{self._shortest_s:g}s"],  # as it is typed
+    "cli/pick.py": ["{seconds:.0f}s"],  # a narrow column
+}  # fmt: skip
+"""Times that none of the functions writes, by file, and why."""
+
+
+def test_times_are_written_by_one_function() -> None:
+    """``duration`` and what is made of it: what formats by itself writes 3 ms as 0.0 s, and an hour as 3600 s."""
+    by_hand = re.compile(r"\{[^{}\n]+\} ?(?:s|ms|µs|us|ns|min|h|seconds?|minutes?|hours?)\b")
+    found = {
+        str(path.relative_to(ROOT)): sorted(by_hand.findall(path.read_text()))
+        for top in ("argus", "cli")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert {name: texts for name, texts in found.items() if texts} == {
+        name: sorted(texts) for name, texts in TIMES_BY_HAND.items()
+    }

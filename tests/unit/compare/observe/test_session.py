@@ -290,7 +290,7 @@ def test_a_noisy_neighbour_is_named(tmp_path: Path) -> None:
 
 def test_runs_too_short_to_know_what_others_did_say_so(tmp_path: Path) -> None:
     """A neighbour makes them vary, and nobody can tell."""
-    note = "runs shorter than 0.1 s do not show how much of the CPUs other processes used: they may be why these vary"
+    note = "runs shorter than 100 ms do not show how much of the CPUs other processes used: they may be why these vary"
     for name, scale, noted in (("short", 0.05, True), ("long", 5.0, False)):
         walls = [took(scale * wall) for wall in times(12, cv=0.3)]
         session(tmp_path / name, Plan(command=("x",), repeat=12), walls).carry_out()

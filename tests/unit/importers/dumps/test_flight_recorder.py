@@ -240,7 +240,7 @@ def test_dumps_of_an_older_hang_are_left_out(tmp_path: Path, url: str, capsys: p
     folder = two_hangs(tmp_path / "d", (2, 5), 8.1, empty=(7,))
     assert main(["import", "flight-recorder", str(folder), "--job", "stale", "--store", url]) == 0
     shown = capsys.readouterr().out
-    assert "the dumps of ranks 2, 5 are 8.1 h older than the others: left out, as if missing" in shown
+    assert "the dumps of ranks 2, 5 are 8 h 05 min older than the others: left out, as if missing" in shown
     assert "the dump of rank 7 has no call that shows of when: kept" in shown
     assert "dumps of another time 2" in shown
     found = verdict(url, "stale", capsys)
@@ -255,7 +255,7 @@ def test_dumps_of_an_older_hang_are_left_out(tmp_path: Path, url: str, capsys: p
     told = json.loads(capsys.readouterr().out)
     assert told["without_dump"] == [0]
     assert told["notes"] == [
-        "the dump of rank 0 is 30.0 h newer than the others: left out, as if missing (--any-time keeps all)"
+        "the dump of rank 0 is 29 h 59 min newer than the others: left out, as if missing (--any-time keeps all)"
     ]
 
 

@@ -681,7 +681,7 @@ def test_the_live_view_shows_the_gpu(made: list[FakeCollector]) -> None:
     assert line.strip() in shown(a_view(session))
     assert "nothing has ended" not in text
     late = a_view(session, monotonic_ns=view.ended_ns + 65 * S)
-    assert "nothing has ended on the GPU for 65 s" in shown(late, "g")
+    assert "nothing has ended on the GPU for 1 min 05 s" in shown(late, "g")
 
 
 def test_the_live_view_gives_the_reason_why_there_is_nothing(made: list[FakeCollector]) -> None:

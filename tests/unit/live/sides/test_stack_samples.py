@@ -390,7 +390,7 @@ def test_the_rate_is_raised_while_something_is_the_matter(session: Session) -> N
     assert side.raise_sampling("jitter: rank 3", session.now + 150) == ""
     assert side.raise_sampling("", session.now + 150 + programs.CALM_S - 1) == ""
     change = side.raise_sampling("", session.now + 150 + programs.CALM_S)
-    assert change == "stacks: 19 samples a second now: nothing was the matter for 60 s"
+    assert change == "stacks: 19 samples a second now: nothing was the matter for 1 min 00 s"
     assert probes.rates == [97, 19]
     reasons = [row["reason"][0] for row in session.features if row["feature"] == "sampling"]
     assert reasons == ["19 a second", "97 a second: jitter: rank 3", "19 a second"]
