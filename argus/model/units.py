@@ -41,8 +41,10 @@ def span_ns(text: str) -> int | None:
 
 
 def seconds(measured_s: float) -> str:
-    """``duration`` of what was measured in seconds: 12.5 ms, 12.5 s."""
-    return duration(1e9 * measured_s)
+    """What takes seconds as a rule, and is not compared with what takes ms: 12.5 ms, 1.3 s, 12.5 s, 3,600 s."""
+    if measured_s < 0.9995:
+        return duration(1e9 * measured_s)
+    return f"{measured_s:,.{0 if measured_s >= 99.95 else 1}f} s"
 
 
 def span_text(chosen_s: float) -> str:

@@ -136,7 +136,7 @@ def test_counters_of_gpus_that_move(node: Gpus) -> None:
     node.say(*(f"{name} 9000000000" for name in rising))
     code, output, _ = node.health(*words)
     assert code == 1
-    slow = "slowed down for heat for 9,000 ms"
+    slow = "slowed down for heat for 9.0 s"
     for text in ("NVLink errors", "PCIe packets repeated", "corrected memory errors", slow):
         assert f"{text}" in output, text
 

@@ -18,7 +18,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Collective, Evidence, Verdict
-from argus.model.units import duration, rank_text, ranks_text
+from argus.model.units import rank_text, ranks_text, seconds
 
 SURE, UNRECORDED, UNSURE = 0.9, 0.8, 0.5
 """Confidence where a rank at fault was dumped, where it is named for having no dump, and where it is one of several."""
@@ -152,8 +152,8 @@ def _doubt(
     if 0 <= age_ns < LEAST_NS:
         oldest = int(calls["created_ns"].min())
         return (
-            f"the newest call had been made {duration(age_ns)} before, and the oldest of those that were pending "
-            f"{duration(age_ns + newest - oldest)}: that is not a hang yet. Look at the ranks once more"
+            f"the newest call had been made {seconds(age_ns / 1e9)} before, and the oldest of those that were pending "
+            f"{seconds((age_ns + newest - oldest) / 1e9)}: that is not a hang yet. Look at the ranks once more"
         )
     named_any = front.at_fault or front.circle or not front.stuck
     if not named_any and not LEAST_NS <= age_ns <= LONGEST_NS:

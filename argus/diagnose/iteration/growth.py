@@ -29,7 +29,7 @@ from argus.diagnose.ranks import slow_gpus
 from argus.diagnose.read import queries
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence
-from argus.model.units import duration
+from argus.model.units import duration, seconds
 
 MEASURES = ("launches", "collective calls", "bytes of collectives")
 """What :data:`argus.diagnose.read.queries.WORK` measures, in words."""
@@ -237,8 +237,8 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
         return None, f"{longer}; whether its threads wait for a free CPU is not known"
     if contended and (lasted := _lasted_ns(case, onset)) < SETTLED_NS:
         return None, (
-            f"{longer}, for {duration(lasted)} so far, on CPUs that other programs keep busy before and since: too "
-            "short to distinguish from their load"
+            f"{longer}, for {seconds(lasted / 1e9)} so far, on CPUs that other programs keep busy before and since: "
+            "too short to distinguish from their load"
         )
     if len(hosts) == 1 and not gpus and grown < 1 + ALONE:
         return None, f"{longer}, which on CPUs alone may be their clocks, caches or neighbours"

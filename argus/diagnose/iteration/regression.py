@@ -171,8 +171,8 @@ def _ramp(durations: Float, least: float) -> Regression | None:
 
 
 def least_growth(durations: Float) -> float:
-    """Growth of the newer half of the steps, as a share, from which on :func:`find_growth` reports nine of ten: less does
-    not count, or the steps' own wandering hides it.
+    """Growth of the newer half of the steps, as a share, from which on :func:`find_growth` reports nine of ten: less
+    does not count, or the steps' own wandering hides it.
 
     Args:
         durations: Job step times in order, shape (steps,), ns.

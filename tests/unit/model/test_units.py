@@ -41,7 +41,7 @@ def test_time_since_the_start() -> None:
 
 
 def test_times_in_seconds() -> None:
-    assert [units.seconds(s) for s in (0, 0.0125, 1.234, 12.5)] == ["0 ns", "12.5 ms", "1,234 ms", "12.5 s"]
+    assert [units.seconds(s) for s in (0, 0.0125, 1.234, 12.5)] == ["0 ns", "12.5 ms", "1.2 s", "12.5 s"]
     assert [units.span_text(s) for s in (0.0, 0.5, 2.0, 30, 300)] == ["0 s", "500 ms", "2 s", "30 s", "5 min 00 s"]
     assert units.elapsed(3_600_000) == "1,000 h 00 min"
 

@@ -158,4 +158,4 @@ def test_a_moment_beside_programs_that_were_there_before_is_no_regression(shared
     store_usage(shared, "a moment", 0.4, 0.4)
     verdict = judged(shared, "a moment", 180, queued=(0.01, 0.01), steps=145)
     assert verdict["findings"] == []
-    assert "for 8,100 ms so far, on CPUs that other programs keep busy before and since" in verdict["reason"]
+    assert "for 8.1 s so far, on CPUs that other programs keep busy before and since" in verdict["reason"]
