@@ -17,7 +17,7 @@ from argus.live.job import Job, Member
 from argus.live.session import Session
 from argus.live.session_rows import SessionRows
 from argus.live.side import Counters, Side
-from argus.live.sides.draining import CallRings
+from argus.live.sides.draining import CallRings, join_records
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import GROUPS_INTERVAL_S, StepRows
@@ -115,7 +115,7 @@ class CallSide(Side):
 
     def _taken(self, name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
         parts, self._drained[name] = self._drained[name], []
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
+        return join_records(parts, dtype)
 
     def work(self, now: float, *, final: bool = False) -> None:
         """Turns what the rings brought into rows and steps, and gives the GPU side its part."""

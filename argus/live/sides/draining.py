@@ -19,8 +19,25 @@ from argus.capture.kernel.ring import Ring
 
 RELIEVE_S = 0.2
 """After so long without the loop its rings are drained for it: they hold a second of the densest load."""
-KEPT_BYTES = 256 << 20
-"""Records that wait for the loop: half a minute of the densest load."""
+KEPT_BYTES = 128 << 20
+"""Records that wait for the loop: a quarter of a minute of the densest load."""
+
+
+def join_records(parts: list[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """Records in one piece, shape (n,). Each part is given up as soon as it is copied: a late loop's are many.
+
+    Args:
+        parts: What :meth:`CallRings.take` returned of one ring; empty afterwards.
+    """
+    if len(parts) == 1:
+        return parts.pop()
+    whole, at = np.empty(sum(map(len, parts)), dtype), 0
+    parts.reverse()
+    while parts:
+        part = parts.pop()
+        whole[at : at + len(part)] = part
+        at += len(part)
+    return whole
 
 
 class CallRings:

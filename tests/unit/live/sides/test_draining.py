@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import tracemalloc
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from argus.capture.kernel.ring import Ring
 from argus.live.sides import draining
 from argus.live.sides.draining import CallRings
+from argus.model import records
 from tests.unit.capture.kernel.test_ring import RECORD, STRIDE, Producer, values
 
 
@@ -77,6 +80,27 @@ def test_beyond_the_bound_the_ring_is_left_to_fill(producer: Producer, clock: li
     clock[0] += 1.0
     rings.relieve(clock[0])
     assert rings.relieved == 3, "there is room again"
+
+
+def test_parts_are_given_up_as_they_are_joined() -> None:
+    """64 MB that came in pieces of 1 MB: both never stand side by side."""
+    parts = []
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            part = np.zeros((1 << 20) // records.LAUNCH.itemsize, records.LAUNCH)
+            part["ts_ns"] = number
+            parts.append(part)
+        del part
+        before = tracemalloc.get_traced_memory()[0]
+        sizes = list(map(len, parts))
+        whole = draining.join_records(parts, records.LAUNCH)
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert parts == []
+    assert after < before + (2 << 20)
+    assert whole["ts_ns"].tolist() == np.repeat(np.arange(64), sizes).tolist()
 
 
 def test_closed_rings_are_not_read(producer: Producer, clock: list[float]) -> None:
