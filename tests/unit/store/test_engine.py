@@ -9,6 +9,8 @@ import pytest
 
 from argus.model.errors import ArgusError
 from argus.store import open as open_module
+from argus.store.open import Store
+from tests.stores import rows
 
 
 def test_an_engine_that_does_not_start_in_time_is_not_blamed_on_process_question_mark(
@@ -29,3 +31,15 @@ def test_an_engine_that_does_not_start_in_time_is_not_blamed_on_process_question
 
 def refuse(_: Path) -> Any:
     raise ConnectionRefusedError
+
+
+def test_caches_are_bounded(bare: Store) -> None:
+    """What the engine keeps of tables and of compiled expressions. Others of its caches are of formats that no table of
+    Argus has."""
+    sizes = rows(
+        bare,
+        "SELECT sum(toUInt64(value)) FROM system.server_settings WHERE name IN ('mark_cache_size',"
+        " 'index_mark_cache_size', 'primary_index_cache_size', 'uncompressed_cache_size',"
+        " 'index_uncompressed_cache_size', 'query_condition_cache_size', 'compiled_expression_cache_size')",
+    )
+    assert sizes == [(128 << 20,)]
