@@ -166,7 +166,7 @@ def _watch(
             if deadline is not None and now >= deadline:
                 return
             tracer.poll()
-            if now >= next_round_s:
+            if round_is_due := now >= next_round_s:
                 next_round_s = now + 1.0
                 with tracer.bulkheads.part("the diagnosis"):
                     if watch is not None:
@@ -196,7 +196,7 @@ def _watch(
                 say(console, f"note: {note}")
             for line in news_lines(watch.take() if watch is not None else []):
                 say(console, line)
-            known = tracer.gpu_times()
+            known = tracer.gpu_times() if round_is_due else []
             for line in known:
                 if line not in gpu_times:
                     say(console, line)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from argus.model.errors import ArgusError
 from argus.store.open import open_store
-from argus.store.reader import query
+from argus.store.reader import query_columns
 from benches import Result
 from benches._processes import cpu_s, engine_of, family
 
@@ -109,7 +109,7 @@ def _wait_for_ranks(tracing: subprocess.Popen[bytes], folder: Path, number: int)
         time.sleep(2.0)
         if engine_of(folder):
             with contextlib.suppress(ArgusError), contextlib.closing(open_store(f"chdb://{folder}")) as store:
-                if query(store, "SELECT uniqExact(pid) AS n FROM ranks")["n"][0] >= number:
+                if query_columns(store, "SELECT uniqExact(pid) AS n FROM ranks")["n"][0] >= number:
                     return
     raise ArgusError(f"not all of {number} processes have become ranks in {START_S:.0f} s")
 

@@ -100,7 +100,7 @@ class Library:
     text_bytes: int = 0
     layout: Layout | None = None
 
-    @property
+    @cached_property
     def on_gpu(self) -> bool:
         """Whether who maps it may use a GPU: launchers and programs on CPUs map PyTorch, cuBLAS and NVTX, too."""
         return not set(self.roles) <= {*TORCH, *CUBLAS, NVTX}
