@@ -338,7 +338,7 @@ class Tracer:
                 roster.retire(ended)
                 self._calls.forget_processes(ended)
         if soon >= self._look_due:
-            self._look_due = now + (LOOK_INTERVAL_S if self.session.calls_come else IDLE_LOOK_INTERVAL_S)
+            self._look_due = now + self._look_interval_s
             self._look(now)
         self._see_to_itself(now, soon)
         self._watchdog.expect(now + self.pace_s)
@@ -423,6 +423,11 @@ class Tracer:
         if self._stacks.loading:
             return POLL_S
         return max(POLL_S, min(self._look_due, self._work_due, due) - self._polled)
+
+    @property
+    def _look_interval_s(self) -> float:
+        """A look costs 0.1 ms for each process."""
+        return max(LOOK_INTERVAL_S if self.session.calls_come else IDLE_LOOK_INTERVAL_S, self._work_interval_s / 4)
 
     @property
     def _work_interval_s(self) -> float:
