@@ -69,6 +69,7 @@ class SlowGpu:
         cost_ns: What the job's step is longer for it.
         compute_ns: Compute time of a step now.
         persistence: Share of the steps in which they were slower by half of the excess.
+        waited_ns: What all of ``peers`` wait longer in collectives than these ranks, at least; infinite: unknown.
     """
 
     ranks: tuple[int, ...]
@@ -79,6 +80,7 @@ class SlowGpu:
     cost_ns: float
     compute_ns: float
     persistence: float
+    waited_ns: float = np.inf
 
 
 def find_slow(
@@ -299,7 +301,14 @@ def _one(now: GpuTimes, mesh: Mesh, before: GpuTimes | None, slow: Int, peers: I
         cost_ns=_cost(now, mesh, slow, slow_places, excess, before),
         compute_ns=float(np.median(row_medians(now.compute[slow]))),
         persistence=float(np.mean(series > excess / 2)),
+        waited_ns=_waited(now, slow, peers) if before is None else np.inf,
     )
+
+
+def _waited(now: GpuTimes, slow: Int, peers: Int) -> float:
+    """What the peer that waits least does so longer than slow ranks, in collectives alone: the median step, ns."""
+    longer = now.collective[peers].min(axis=0) - now.collective[slow].min(axis=0)
+    return float(np.nanmedian(longer)) if len(peers) and not np.isnan(longer).all() else np.inf
 
 
 def _cost(now: GpuTimes, mesh: Mesh, slow: Int, slow_places: Int, excess: float, before: GpuTimes | None) -> float:
@@ -471,9 +480,9 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
     names = case.hosts_of(slow.ranks)
     where = ranks_text(slow.ranks) + (f" on {', '.join(names[:4])}" if names else "")
     visible = slow.cost_ns >= case.threshold * step_ns
-    longer_ns = _longer_since(case, onset)
-    # Random waits shrink where one rank is always the last: of what it has more to do the step shows a part.
-    lost_ns = min(slow.cost_ns, max(longer_ns, case.threshold * step_ns)) if visible else slow.cost_ns
+    # Random waits in a pipeline shrink behind a rank that is always the last: the step is longer by a part of the rest.
+    least_ns = min(_longer_since(case, onset), slow.waited_ns if gpus.mesh.staged else np.inf)
+    lost_ns = min(slow.cost_ns, max(least_ns, case.threshold * step_ns)) if visible else slow.cost_ns
     peers = f"the {len(slow.peers)} ranks with the same work" if slow.peers else "its first steps"
     verb = "computes" if len(slow.ranks) == 1 else "compute"
     text = (
@@ -486,7 +495,7 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
             f"of {duration(step_ns)}"
         )
         if lost_ns < slow.cost_ns:
-            cost += f", which is {duration(lost_ns)} longer at most since step {onset}"
+            cost += f", which is {duration(lost_ns)} longer for it"
     else:
         cost = (
             f"the step does not wait for it yet: others have as much to do, and the pipeline's bubbles hide "
