@@ -274,7 +274,8 @@ def compare(timers: Timers, threshold: float) -> Comparison:
     slow += _spiky(late, own, timers, threshold, taken, over)
     noise = _peer_scatter(late, wander, len(timers.steps) // 2)
     # The last of the others comes so much after a usual rank: less of a growth costs nothing.
-    last = float(np.nanmedian(np.nanmax(late, axis=0) - np.nanmedian(late, axis=0)))
+    seen = late[:, ~np.isnan(late).all(axis=0)]
+    last = float(np.median(np.nanmax(seen, axis=0) - np.nanmedian(seen, axis=0)))
     return Comparison(waits, own, tuple(slow), tuple(over), max(least + last, WANDERS * noise) + MISSED * noise)
 
 

@@ -490,12 +490,12 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
         f"most of it in {slow.phase} ({slow.factor:.2f}x), in {slow.persistence:.0%} of the newest steps"
     )
     if visible:
-        cost = (
-            f"it has {duration(slow.cost_ns)} a step more to do than the busiest of the others, which wait for it, "
-            f"of {duration(step_ns)}"
+        cost = f"it has {duration(slow.cost_ns)} a step more to do than the busiest of the others, which wait for it"
+        cost += (
+            f"; the step of {duration(step_ns)} is {duration(lost_ns)} longer for it"
+            if lost_ns < slow.cost_ns
+            else f", of {duration(step_ns)}"
         )
-        if lost_ns < slow.cost_ns:
-            cost += f", which is {duration(lost_ns)} longer for it"
     else:
         cost = (
             f"the step does not wait for it yet: others have as much to do, and the pipeline's bubbles hide "
