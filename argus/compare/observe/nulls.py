@@ -74,7 +74,7 @@ def _gap_null(n: int) -> tuple[Array, dict[str, Array]]:
     drawn = {}
     for number, (law, draw) in enumerate(_LAWS.items()):
         drawn[law] = gap_ratios(draw(np.random.default_rng([_SEED, n, number]), (TRIALS, n)))
-    usual: Array = np.max([np.quantile(one, 0.99, axis=0) for one in drawn.values()], axis=0)
+    usual = np.stack([np.asarray(np.quantile(one, 0.99, axis=0), np.float64) for one in drawn.values()]).max(axis=0)
     usual = np.maximum(usual, usual[::-1])  # a law's mirror image is as good a law
     return usual, {law: np.sort((one / usual).max(axis=1)) for law, one in drawn.items()}
 
