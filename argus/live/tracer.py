@@ -208,7 +208,7 @@ class Tracer:
 
     def not_started(self) -> list[str]:
         """What of the probes did not start, in lines for people; the stack side has its own in ``stacks``."""
-        return self._rows.describe_not_started(LOOK_INTERVAL_S)
+        return self._rows.describe_not_started(IDLE_LOOK_INTERVAL_S)  # the longest of them
 
     # ---- begin
 

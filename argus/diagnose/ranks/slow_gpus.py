@@ -481,7 +481,7 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
     where = ranks_text(slow.ranks) + (f" on {', '.join(names[:4])}" if names else "")
     visible = slow.cost_ns >= case.threshold * step_ns
     # Random waits in a pipeline shrink behind a rank that is always the last: the step is longer by a part of the rest.
-    least_ns = min(_longer_since(case, onset), slow.waited_ns if gpus.mesh.staged else np.inf)
+    least_ns = min(_longer_since(case, onset), slow.waited_ns) if gpus.mesh.staged else np.inf
     lost_ns = min(slow.cost_ns, max(least_ns, case.threshold * step_ns)) if visible else slow.cost_ns
     peers = f"the {len(slow.peers)} ranks with the same work" if slow.peers else "its first steps"
     verb = "computes" if len(slow.ranks) == 1 else "compute"

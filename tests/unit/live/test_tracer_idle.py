@@ -33,13 +33,15 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_records_of_hundreds_of_ranks_become_rows_less_often(tracer: Any) -> None:
     tracer.session.roster.attached.append(object())
-    intervals = []
+    intervals, looks = [], []
     for ranks in (1, 32, 128, 256, 4000):
         tracer.session.roster.by_pid = dict.fromkeys(range(ranks))
         intervals.append(tracer._work_interval_s)
+        looks.append(tracer._look_interval_s)
     assert intervals == [0.25, 0.25, 1.0, 2.0, 4.0]
+    assert looks == [0.5, 0.5, 0.5, 0.5, 1.0], "processes, too"
     tracer.session.roster.attached.clear()
-    assert tracer._work_interval_s == 1.0
+    assert (tracer._work_interval_s, tracer._look_interval_s) == (1.0, 1.0)
 
 
 def test_where_no_calls_come_none_are_looked_for(tracer: Any) -> None:
