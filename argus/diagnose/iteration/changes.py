@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, wrightomega
 
 from argus.diagnose.robust import mad, order_error, share_in_order
 from argus.model.statistics import MEDIAN, NORMAL
@@ -96,14 +96,11 @@ class Event:
 
 def threshold(steps: float, slack: float = SLACK) -> float:
     """Where a one-sided CUSUM of standard normal values alarms falsely once in so many steps: Siegmund's approximation
-    of the average run length, (exp(2 k b) - 2 k b - 1) / (2 k^2) with b = h + 1.166, solved for h."""
-    from scipy.optimize import brentq  # a third of a second of CPU time, for who watches a job
-
-    def missing(limit: float) -> float:
-        x = 2 * slack * (limit + 1.166)
-        return float((np.exp(min(x, 700.0)) - x - 1) / (2 * slack * slack) - steps)
-
-    return float(brentq(missing, 0.0, 200.0))
+    of the average run length, (exp(x) - x - 1) / (2 k^2) with x = 2 k (h + 1.166), solved for h by the lower branch of
+    Lambert's W (Corless and Jeffrey 2002)."""
+    odds = 1 + 2 * slack * slack * steps
+    above = -float(wrightomega(complex(-odds, -np.pi)).real)
+    return (above - odds) / (2 * slack) - 1.166
 
 
 def powers(times: Float, work: Float) -> Float:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from argus.compress.fidelity import w1
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.robust import mad
@@ -40,6 +39,9 @@ LEAST_VOID = 0.02
 """Least growth of the share of a step in which the GPU is idle."""
 POINTS = (np.arange(16) + 0.5) / 16
 """Quantiles that stand for the distribution of a step."""
+PARTS = 1_024
+"""Quantiles by which two distributions are compared: the distance is right within a thousandth of their range. Exact is
+scipy.stats, whose import takes a third of a second of CPU time."""
 Z99 = 2.3263478740408408
 """99th percentile of a standard normal value."""
 
@@ -160,6 +162,7 @@ _NORMAL = ndtri(np.asarray(POINTS))
 
 
 def _distance(sample: Float, reference: Float, mean: float) -> float:
-    """W1, over ``mean``."""
-    own = float(sample.mean())
-    return w1(sample, reference, np.ones(len(reference))) * own / max(mean, 1.0)
+    """W1 over ``mean``, by the quantiles of both at the middles of :data:`PARTS` equal parts."""
+    parts = (np.arange(PARTS) + 0.5) / PARTS
+    one, other = (np.quantile(values, parts, method="inverted_cdf") for values in (sample, reference))
+    return float(np.abs(one - other).mean() / max(mean, 1.0))
