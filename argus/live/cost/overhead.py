@@ -45,10 +45,11 @@ MOST_OFF = 4.0
 """Times that prices may be off, either way: more is not believed of the job's steps."""
 LEAST_SHARE = 0.03
 """Of the job's time: probes that cost less are too little to be seen in its steps."""
-REFILL_NS = 3_500
+REFILL_NS = 5_000
 """What a program loses after a hit of PyTorch's marks, until caches and branch predictors hold its own code and data
-again: besides traps and runs, 25 us a step of 7 hits (41 us in all: ``scripts/bench overhead``, PyTorch, in 5 and in 24
-rounds). A loop that fits the caches loses nothing (the same bench, 1,000 and 10,000 launches a second)."""
+again. Besides traps and runs it is 3.6 us of each of 7 hits a step, and some 6 us where one hit a step is left and
+each meets cold caches (``scripts/bench overhead``, PyTorch: 5 and 24 rounds, and twice 30). A loop that fits the caches
+loses nothing (the same bench, 1,000 and 10,000 launches a second)."""
 _SUBJECT = [subject_of(call) for call in calls.CALLS]
 _REFILL = np.array(
     [REFILL_NS if subject in ("backward", "ranges") else 0 for subject in _SUBJECT] + [0] * (256 - len(_SUBJECT))
