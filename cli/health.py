@@ -19,6 +19,7 @@ from argus.health.check import CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, clean
 from argus.health.config import Check, Settings
 from argus.health.run import run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import counted
 from argus.system import debug, files, secrets
 
 from .options import CountRange, format_option, store_option
@@ -188,11 +189,10 @@ def report(everything: bool, days: int, config_file: Path | None, output_format:
             for reason in node.reasons:
                 click.echo(f"{'':<14}{reason.status:<9} {clean(f'{reason.name}: {reason.text}')}")
                 if reason.hint:
-                    click.echo(f"{'':<24}-> {clean(reason.hint)}")
+                    click.echo(f"{'':<24}→ {clean(reason.hint)}")
         drain = sum(node.advice == "drain" for node in nodes)
-        click.echo(
-            f"{len(nodes)} nodes: {drain} to be drained, {sum(n.advice == 'watch' for n in nodes)} to be watched"
-        )
+        watch = sum(node.advice == "watch" for node in nodes)
+        click.echo(f"{counted(len(nodes), 'node')}: {drain} to be drained, {watch} to be watched")
     return EXIT_CODES[CRITICAL] if any(node.advice == "drain" for node in nodes) else 0
 
 

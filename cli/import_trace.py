@@ -363,8 +363,9 @@ def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int
             f"{each['nccl_kernels']:,} of NCCL), {each['launches']:,} calls, {each['collectives']:,} collectives"
         )
         if each["steps"]:
+            steps = counted(each["steps"], "step")
             click.echo(
-                f"  {each['steps']} steps of {duration(each['step_ns'])}, by {each['method']}: {each['why']} "
+                f"  {steps} of {duration(each['step_ns'])}, by {each['method']}: {each['why']} "
                 f"(confidence {each['confidence']:.0%})"
             )
         else:
@@ -382,7 +383,7 @@ def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int
         if each["counters"]:
             counts = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in each["counters"].items())
             click.echo(f"  counted: {counts}")
-    ranks = "1 rank" if len(summaries) == 1 else f"{len(summaries)} ranks"
+    ranks = counted(len(summaries), "rank")
     for line in notes:
         click.echo(line)
     click.echo(f"{job}: {ranks} stored as run {run} in {url}")

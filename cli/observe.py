@@ -459,7 +459,7 @@ def export(folder: Path, sanitize: bool, output: Path | None) -> None:
             names = write_zip(file, stored, outputs)
     except OSError as failure:
         raise ArgusError(f"{target} cannot be written: {failure.strerror}", "Give -o another", EXIT_FAILURE) from None
-    click.echo(f"{printable(str(target))}: {len(names)} files")
+    click.echo(f"{printable(str(target))}: {counted(len(names), 'file')}")
 
 
 @command.command()

@@ -36,7 +36,7 @@ store_option = click.option(
     metavar="URL",
     envvar="ARGUS_STORE",
     callback=lambda context, _, url: url if context.resilient_parsing else _warned(url),
-    help="Where the data is: chdb:///folder, or clickhouse://user@host:8443/database?secure=true with the password in "
+    help="Where the data is: chdb:///folder, or clickhouse://user@host:8443/db?secure=true with the password in "
     "ARGUS_STORE_PASSWORD or ARGUS_STORE_PASSWORD_FILE; spool:///folder writes files for `argus store load`. Default: "
     "$ARGUS_STORE, else a folder of yours.",
 )

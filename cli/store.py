@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
-from argus.model.text import printable
+from argus.model.text import counted, printable
 from argus.model.units import binary_size
 from argus.store import spill
 from argus.store.load import load_spilled, load_spool
@@ -86,9 +86,9 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
 
         def progress(done: int, files: int) -> None:
             if terminal:
-                click.echo(f"\r{done} of {files} files", nl=done == files, err=True)
+                click.echo(f"\r{done} of {counted(files, 'file')}", nl=done == files, err=True)
             elif done % 500 == 0 and 0 < done < files:
-                click.echo(f"{done} of {files} files", err=True)
+                click.echo(f"{done} of {counted(files, 'file')}", err=True)
 
         place = spill.place(store.target) if folder is None else None
         if folder is None and place is None:

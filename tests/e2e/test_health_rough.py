@@ -456,8 +456,8 @@ def test_what_other_nodes_stored_is_printed_in_one_line(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.splitlines() == [
         "drain    100  a [31m b  (k)",
         "              critical  x y: ]0;mine bad node9 is fine",
-        "                        -> do",
-        "1 nodes: 1 to be drained, 0 to be watched",
+        "                        → do",
+        "1 node: 1 to be drained, 0 to be watched",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argus.health.check import Absent, Look, Result
 from argus.health.checks._nvml import devices
 from argus.health.limit import Limit
+from argus.model.text import counted
 
 LIMITS: dict[str, Limit] = {
     "rows": Limit(
@@ -55,4 +56,5 @@ def check(look: Look) -> Result:
                     found.critical(f"{name}: {len(retired)} pages retired", "Replace the GPU.")
     if not looked and not found.result("").text:
         raise Absent("no GPU that repairs its memory")
-    return found.result(f"{looked} GPUs, {sum(found.figures.values()):.0f} rows or pages replaced, none waits")
+    replaced = sum(found.figures.values())
+    return found.result(f"{counted(looked, 'GPU')}, {replaced:.0f} rows or pages replaced, none waits")

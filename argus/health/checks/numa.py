@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argus.health.check import Absent, Look, Result
 from argus.health.limit import Limit
+from argus.model.text import counted
 
 LIMITS: dict[str, Limit] = {
     "balancing": Limit(
@@ -23,5 +24,5 @@ def check(look: Look) -> Result:
     if look.number("proc/sys/kernel/numa_balancing") and not look.limits["balancing"]:
         found.warning("automatic NUMA balancing is on", "sysctl kernel.numa_balancing=0")
     empty = [n.name for n in nodes if "MemTotal:       0 kB" in look.read(f"{n.relative_to(look.root)}/meminfo")]
-    found.facts["numa"] = f"{len(nodes)} nodes, {len(empty)} without memory"
+    found.facts["numa"] = f"{counted(len(nodes), 'node')}, {len(empty)} without memory"
     return found.result(found.facts["numa"])

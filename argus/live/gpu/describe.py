@@ -9,6 +9,7 @@ import numpy as np
 
 from argus.cupti.collector import CollectorState
 from argus.live.gpu.process import RECENT_WINDOWS, GpuProcess
+from argus.model.text import counted
 from argus.model.units import ranks_text
 from argus.semantics.gpu.usage import USAGE
 
@@ -107,7 +108,7 @@ def describe_reasons(
 def count_ranks(processes: Iterable[GpuProcess]) -> str:
     """How many ranks these are."""
     count = len(_numbers(processes))
-    return "1 rank" if count == 1 else f"{count} ranks"
+    return counted(count, "rank")
 
 
 def _numbers(processes: Iterable[GpuProcess]) -> list[int]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose.kernels.distributions import QUANTILES, by_distribution
 from argus.diagnose.read import queries
+from argus.model.text import counted
 from argus.report.arrays import Arrays
 from argus.report.look import Columns, Look, absent, bounded, panel, some
 from argus.report.panel import Column, Curve, Densities, Panel, Sql, Table
@@ -112,7 +113,8 @@ def build(look: Look, arrays: Arrays) -> Panel:
     trifling = bool(named) and _is_trifle(look, kernels)
     worst = f"those in which {look.place.of(named[0])} loses most" if named else "those that take most time"
     first = "the few in which it differs most" if trifling else worst
-    lead = f"Durations of single launches, {first}, on {len(ranks)} of {len(stored)} ranks whose kernels are stored" + (
+    several = f"{len(ranks)} of {counted(len(stored), 'rank')}"
+    lead = f"Durations of single launches, {first}, on {several} whose kernels are stored" + (
         f", steps {window['first']} to {window['last']}." if look.steps and source != "kernel_events" else "."
     )
     if trifling:

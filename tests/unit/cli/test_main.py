@@ -37,6 +37,25 @@ def test_every_verb_explains_itself_with_examples(verb: str, capsys: pytest.Capt
     assert max(map(len, output.splitlines())) <= 110
 
 
+def test_help_for_80_columns_breaks_no_word() -> None:
+    def words(command: click.Command, path: str, width: int) -> list[str]:
+        settings = {"help_option_names": ["-h", "--help"], "terminal_width": width, "max_content_width": width}
+        return command.get_help(click.Context(command, info_name=path, **settings)).split()
+
+    waiting = [("argus", cli_main.cli)]
+    while waiting:
+        path, command = waiting.pop()
+        # What a list of verbs says of each is cut, at a word: "...".
+        narrow = {word for word in words(command, path, 80) if not word.endswith("...")}
+        broken = narrow - set(words(command, path, 400))
+        assert not broken, f"{path} --help"
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            waiting += [
+                (f"{path} {name}", command.get_command(context, name)) for name in command.list_commands(context)
+            ]
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
     @click.command()
     def command() -> None:
