@@ -19,6 +19,7 @@ from argus.diagnose.iteration.regression import (
     Regression,
     find_growth,
     find_regression,
+    find_rise,
     more_to_do,
     without_work,
 )
@@ -231,6 +232,11 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
     if not gpus and not shift.by_argus and not shift.taken:
         shift, contended = _crowded(case, shift, onset)
     longer = f"from step {onset} on a step takes {duration(change.after_ns)} instead of {duration(change.before_ns)}"
+    since = onset
+    if (rise := find_rise(case.durations, change.index)) is not None:
+        since = int(numbers[rise[0]])
+        until = f"to step {numbers[rise[1]]}" if rise[1] < len(numbers) - MIN_STEPS else "on"
+        longer += f", which came bit by bit from step {since} {until}"
     if shift.by_argus:
         return None, f"{longer}, when {shift.by_argus}: that is not a change of the job"
     if shift.unknown and not gpus:
@@ -266,7 +272,7 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
         kind=kind,
         ranks=[],
         hosts=list(dict.fromkeys(hosts.values())) if shift.taken else [],
-        since=onset,
+        since=since,
         last=last,
         lost_ns=now - now / grown,
         slowdown=grown,

@@ -41,6 +41,10 @@ SHARP = 0.75
 takes longer than 13 of them it is less."""
 
 
+RISE_PARTS, RISE_PLACES = 256, 48
+"""Parts of a series whose means a rise is fitted to, and places where it may begin and end."""
+
+
 @dataclass(frozen=True)
 class Regression:
     """Every rank slower from a step on.
@@ -167,7 +171,50 @@ def _ramp(durations: Float, least: float) -> Regression | None:
         return None
     if start >= 2 * MIN_STEPS and _swung(logs[:start], float(low), float(high), MIN_STEPS):
         return None
+    # A line that ends before the last step begins elsewhere.
+    start = max(MIN_STEPS, _fit_rise(logs, None)[0])
     return Regression(start, before, after, float(np.mean(durations[start:] > before)))
+
+
+def find_rise(durations: Float, index: int) -> tuple[int, int] | None:
+    """The steps within which a growth came bit by bit: where a level, a line and a level fit better than one sudden
+    change at ``index`` does.
+
+    Args:
+        durations: Job step times in order, shape (steps,), ns.
+        index: What was found as the first slow step; the rise is around it.
+
+    Returns:
+        The first step of the rise and the first one after it, indices into the durations; None: it was sudden.
+    """
+    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(REGRESSION) / 2)
+    begin, end = _fit_rise(logs, index)
+    return (begin, end) if begin < end else None
+
+
+def _fit_rise(logs: Float, index: int | None) -> tuple[int, int]:
+    """The first step of a rise and the first one after it (least squares); the same step twice for a sudden change, but
+    if a rise fits better by :data:`RANK_SUM` standard errors. ``None``: the sudden change is where that fits best."""
+    edges = np.unique(np.linspace(0, len(logs), min(len(logs), RISE_PARTS) + 1).astype(int))
+    weight = np.diff(edges) / len(logs)
+    means = np.add.reduceat(np.exp(logs - np.median(logs)), edges[:-1]) / np.diff(edges)
+    middle = (edges[:-1] + edges[1:] - 1) / 2
+    places = np.unique(np.linspace(0, len(logs), RISE_PLACES).astype(int))
+    first, last = (each.ravel() for each in np.meshgrid(places, places, indexing="ij"))
+    long = last - first >= 2 * MIN_STEPS
+    if index is not None:
+        long &= (first <= index) & (index <= last)
+    first, last = first[long], last[long]
+    changes = edges[1:-1] if index is None else np.array([index])
+    lines = np.clip((middle - first[:, None]) / (last - first)[:, None], 0, 1)
+    shapes = np.concatenate([middle >= changes[:, None], lines])
+    shapes = shapes - (shapes @ weight)[:, None]
+    gains = np.square(shapes @ (weight * means)) / np.maximum(np.square(shapes) @ weight, 1e-12)
+    sudden, best = int(np.argmax(gains[: len(changes)])), int(np.argmax(gains))
+    left = float(weight @ np.square(means - weight @ means)) - float(gains[best])
+    if (gains[best] - gains[sudden]) * len(means) < RANK_SUM**2 * left or best < len(changes):
+        return int(changes[sudden]), int(changes[sudden])
+    return int(first[best - len(changes)]), int(last[best - len(changes)])
 
 
 def least_growth(durations: Float) -> float:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,20 @@ def test_long_steps_of_one_rank_are_no_regression_of_all(
                "--phase", "communication=communication_ms"]  # fmt: skip
     assert imported(url, tmp_path / "log.csv", options=options) == 0
     assert [one["ranks"] for one in verdict(url, capsys)["findings"]] == [[3]]
+
+
+def test_what_came_bit_by_bit_has_its_first_and_last_step(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = np.exp(0.005 * np.random.default_rng(4).standard_normal((4, 400)))
+    log = Log(np.interp(np.arange(400), [100, 300], [76.0, 92.0]) * noise)
+    path = tmp_path / "log.csv"
+    pcsv.write_csv(table(log), path)
+    assert imported(url, path, options=OPTIONS[:8]) == 0
+    (found,) = verdict(url, capsys)["findings"]
+    assert (found["kind"], found["ranks"]) == ("regression", [])
+    assert 88 <= found["steps"][0] <= 112
+    assert re.search(r"which came bit by bit from step \d+ to step (29|30|31)\d", found["evidence"][0]["text"])
 
 
 def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.diagnose.iteration.changes import Detector
-from argus.diagnose.iteration.regression import find_growth, least_growth
+from argus.diagnose.iteration.regression import find_growth, find_rise, least_growth
 
 Float = NDArray[np.float64]
 
@@ -59,6 +59,38 @@ def test_what_only_the_sums_show_is_found() -> None:
     found = find_growth(times)
     assert found is not None
     assert 90 <= found.index <= 130
+
+
+@pytest.mark.parametrize(("begin", "end"), [(100, 300), (60, 160), (100, 140)])
+def test_a_rise_has_its_first_and_last_step(begin: int, end: int) -> None:
+    for seed in range(5):
+        noise = np.exp(0.01 * np.random.default_rng(seed).standard_normal(320))
+        times = np.interp(np.arange(320), [begin, end], [76e6, 92e6]) * noise
+        change = find_growth(times)
+        assert change is not None
+        found = find_rise(times, change.index)
+        assert found is not None
+        assert abs(found[0] - begin) <= 12
+        assert abs(found[1] - end) <= 16
+
+
+def test_a_sudden_change_is_no_rise() -> None:
+    for seed in range(20):
+        noise = np.exp(0.01 * np.random.default_rng(seed).standard_normal(300))
+        times = np.where(np.arange(300) < 100, 76e6, 92e6) * noise
+        change = find_growth(times)
+        assert change is not None
+        assert change.index == 100
+        assert find_rise(times, 100) is None
+
+
+def test_a_short_rise_begins_where_it_does() -> None:
+    # Too slow for a step, and over long before the end: a line up to the end would begin at step 18.
+    for seed in range(10):
+        noise = np.exp(0.01 * np.random.default_rng(seed).standard_normal(300))
+        change = find_growth(np.interp(np.arange(300), [100, 120], [76e6, 92e6]) * noise)
+        assert change is not None
+        assert 94 <= change.index <= 120
 
 
 def test_least_growth_follows_the_noise() -> None:
