@@ -222,12 +222,15 @@ def _complete(job: Job, hang: Hang, calls: dict[tuple[str, int], dict[int, _Call
     return any_
 
 
-def entries(hang: Hang, rank: int, version: str, *, active: bool = False, ring: int = 2000) -> list[dict[str, Any]]:
-    """The entries of a rank's dump, in the format of a version."""
+def entries(
+    hang: Hang, rank: int, version: str, *, active: bool = False, ring: int = 2000, batched: bool = False
+) -> list[dict[str, Any]]:
+    """The entries of a rank's dump, in the format of a version. ``batched``: transfers by ``batch_isend_irecv``: they
+    stay scheduled, and an entry of the batch behind them has the state."""
     minor = int(version.split(".")[1])
     found = []
     for call in hang.calls[rank][-ring:]:
-        if active and call.completed:
+        if active and call.completed and not (batched and call.item.peer >= 0):
             continue
         item = call.item
         description, ranks = hang.job.groups[item.group]
@@ -237,7 +240,8 @@ def entries(hang: Hang, rank: int, version: str, *, active: bool = False, ring: 
             arrow = "->" if item.op == "send" else "<-"
             name += f" {ranks.index(rank)}{arrow}{ranks.index(item.peer)}"
         entry: dict[str, Any] = {
-            "record_id": call.record, "pg_id": 10 + int(item.group), "process_group": (item.group, description),
+            "record_id": 2 * call.record if batched else call.record, "pg_id": 10 + int(item.group),
+            "process_group": (item.group, description),
             "collective_seq_id": call.seq, "p2p_seq_id": call.p2p_seq if item.peer >= 0 else 0,
             "op_id": call.seq, "profiling_name": name, "time_created_ns": call.at, "input_sizes": inputs,
             "output_sizes": outputs, "state": "completed" if call.completed else "scheduled",
@@ -251,13 +255,22 @@ def entries(hang: Hang, rank: int, version: str, *, active: bool = False, ring: 
         if minor >= 9:
             entry |= {"thread_name": "python3", "thread_id": "23456"}
         found.append(entry)
+        if batched and item.peer >= 0:
+            found[-1] = {**entry, "state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+            whole = {**entry, "record_id": 2 * call.record + 1, "profiling_name": "nccl:coalesced", "is_p2p": True}
+            found += [] if active and call.completed else [whole]
     return found
 
 
-def dump(hang: Hang, rank: int, version: str = "2.9", *, active: bool = False, ring: int = 2000) -> dict[str, Any]:
+def dump(
+    hang: Hang, rank: int, version: str = "2.9", *, active: bool = False, ring: int = 2000, batched: bool = False
+) -> dict[str, Any]:
     """What a rank dumps."""
     minor = int(version.split(".")[1])
-    found: dict[str, Any] = {"version": version, "entries": entries(hang, rank, version, active=active, ring=ring)}
+    found: dict[str, Any] = {
+        "version": version,
+        "entries": entries(hang, rank, version, active=active, ring=ring, batched=batched),
+    }
     own = {name: group for name, group in hang.job.groups.items() if rank in group[1]}
     if minor >= 2:
         found["pg_config"] = {
@@ -280,14 +293,14 @@ def dump(hang: Hang, rank: int, version: str = "2.9", *, active: bool = False, r
 
 def write(
     folder: Path, hang: Hang, version: str = "2.9", *, active: bool = False, as_json: bool = False, ring: int = 2000,
-    absent: tuple[int, ...] = (),
+    absent: tuple[int, ...] = (), batched: bool = False,
 ) -> Path:  # fmt: skip
     """Writes the dumps of all ranks that live."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank in hang.job.programs:
         if rank in hang.dead or rank in absent:
             continue
-        found = dump(hang, rank, version, active=active, ring=ring)
+        found = dump(hang, rank, version, active=active, ring=ring, batched=batched)
         path = folder / f"nccl_trace_rank_{rank}"
         if as_json:
             for status in found.get("pg_status", {}).values():

@@ -13,19 +13,21 @@ from numpy.typing import NDArray
 
 from argus.diagnose.findings import findings_of
 from argus.diagnose.iteration import wavefront
-from argus.diagnose.iteration.wavefront import Call, Group, Snapshot, Wait, Wavefront
+from argus.diagnose.iteration.wavefront import FEW, Call, Group, Snapshot, Wait, Wavefront
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Collective, Evidence, Verdict
+from argus.model.text import counted
 from argus.model.units import rank_text, ranks_text, seconds
 
 SURE, UNRECORDED, UNSURE = 0.9, 0.8, 0.5
-"""Confidence where a rank at fault was dumped, where it is named for having no dump, and where it is one of several."""
+"""Confidence where ranks at fault were dumped, where one is named for having no dump, and where they are some of those
+possible."""
 LEAST_NS = 5_000_000_000
 """Dumps that were written less than this after the newest call are of a moment in which ranks may just have worked."""
-LONGEST_NS = 14 * 86400 * 10**9
-"""The time of a file that is later than this was set when it was copied."""
+LONGEST_NS, TIMEOUTS = 14 * 86400 * 10**9, 2
+"""The time of a file that is later than this, or than so many recorded timeouts, was set when it was copied."""
 SHOWN = 4
 """So many waits are shown as evidence."""
 WRAPPERS = ("c10d_logger.py", "distributed_c10d.py", "_functional_collectives.py", "_ops.py", "comm_hooks")
@@ -42,11 +44,12 @@ def conclude(query: Query, params: Mapping[str, Any], verdict: Verdict) -> bool:
     calls = query(queries.DUMPED_PENDING, params)
     snapshot = read(query, params, dumps, calls)
     front = wavefront.find(snapshot)
-    if doubt := _doubt(front, snapshot, dumps, calls):
+    age_ns, dated = _age(front, snapshot, dumps, calls)
+    if doubt := _doubt(front, snapshot, calls, age_ns, dated=dated):
         verdict["reason"] = doubt
         return True
     verdict["status"] = "hung"
-    suspect = _suspect(query, params, front, snapshot, dumps)
+    suspect = _suspect(query, params, front, snapshot, dumps, dated=dated)
     verdict["findings"] = findings_of([suspect], verdict["job"], verdict["run"])
     if not recorded.all():
         absent = dumps["rank"][~recorded].astype(np.int64).tolist()
@@ -133,33 +136,46 @@ def _calls(columns: Mapping[str, NDArray[Any]]) -> list[Call]:
     ]
 
 
-def _doubt(
+def _age(
     front: Wavefront, seen: Snapshot, dumps: Mapping[str, NDArray[Any]], calls: Mapping[str, NDArray[Any]]
-) -> str:
-    """Why the dumps are not of a hang; empty: they are."""
-    many = f"{len(seen.ranks)} rank{'s' * (len(seen.ranks) != 1)}"
-    if not front.waits and not front.at_fault:
-        if front.stale:
-            return _stale_text(front)
-        return f"no collective was pending when {many} were dumped: none of them waited for another"
-    if len(front.stale) * 2 >= len(seen.ranks):
-        return _stale_text(front)
+) -> tuple[int, bool]:
+    """How long before the dumps the newest call had been made, ns (-1: not known), and whether that is known to have
+    been long enough for a hang: by the times of the files, or because the watchdog gave calls up."""
     written = dumps["written_ns"][dumps["state"] == "dumped"].astype(np.int64)
     newest = max(seen.last_ns.values(), default=0)
     age_ns = int(written.min()) - newest if len(written) and newest > 0 else -1
+    timeout_ns = TIMEOUTS * 10**6 * int(calls["timeout_ms"].max(initial=0))
+    return age_ns, front.timed_out or LEAST_NS <= age_ns <= (timeout_ns if timeout_ns > 0 else LONGEST_NS)
+
+
+def _doubt(front: Wavefront, seen: Snapshot, calls: Mapping[str, NDArray[Any]], age_ns: int, *, dated: bool) -> str:
+    """Why the dumps are not of a hang; empty: they are."""
+    many = f"{counted(len(seen.ranks), 'rank')} {'was' if len(seen.ranks) == 1 else 'were'}"
+    if not front.waits and not front.at_fault:
+        if front.stale:
+            return _stale_text(front)
+        return f"no collective was pending when {many} dumped: none of them waited for another"
+    if len(front.stale) * 2 >= len(seen.ranks):
+        return _stale_text(front)
+    newest = max(seen.last_ns.values(), default=0)
     if front.timed_out:
         return ""
     if 0 <= age_ns < LEAST_NS:
         oldest = int(calls["created_ns"].min())
+        if age_ns == 0 and oldest == newest:
+            return (
+                f"{_wait_text(front.waits[0], seen)}; as far as is recorded they have just come there: that is not "
+                "a hang yet. Import another report, made some seconds later, together with this one"
+            )
         return (
             f"the newest call had been made {seconds(age_ns / 1e9)} before, and the oldest of those that were pending "
             f"{seconds((age_ns + newest - oldest) / 1e9)}: that is not a hang yet. Look at the ranks once more"
         )
-    named_any = front.at_fault or front.circle or not front.stuck
-    if not named_any and not LEAST_NS <= age_ns <= LONGEST_NS:
+    if not front.at_fault and not dated:
         waits = front.stuck or front.waits
+        missing = "they wait for one another" if front.circle else "all of them made the call, nobody is missing"
         return (
-            f"{_wait_text(waits[0], seen)}: all of them made the call, nobody is missing. The files do not record "
+            f"{_wait_text(waits[0], seen)}: {missing}. The files do not record "
             "for how long it had been pending (their times are not those of the dump): if the job hung, look at "
             "the network and at these ranks' GPUs"
         )
@@ -175,7 +191,13 @@ def _stale_text(front: Wavefront) -> str:
 
 
 def _suspect(
-    query: Query, params: Mapping[str, Any], front: Wavefront, seen: Snapshot, dumps: Mapping[str, NDArray[Any]]
+    query: Query,
+    params: Mapping[str, Any],
+    front: Wavefront,
+    seen: Snapshot,
+    dumps: Mapping[str, NDArray[Any]],
+    *,
+    dated: bool,
 ) -> Suspect:
     culprits = _culprits(front, seen)
     waits = _waits_for(front, culprits)
@@ -195,8 +217,12 @@ def _suspect(
         evidence.append({"text": _stale_text(front).split(":")[0] + f": {ranks_text(front.stale)} count as not dumped",
                          "sql": runnable_sql(queries.DUMPED_LAST, params)})  # fmt: skip
     hosts = dict(zip(dumps["rank"].astype(np.int64).tolist(), dumps["host"].tolist(), strict=True))
-    sure = set(culprits) == set(front.at_fault)
-    unrecorded = sure and all(front.at_fault[rank] == "absent" for rank in culprits)
+    if not dated:
+        text = "the files do not record for how long: if the job may have been running, dump all ranks again"
+        evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_LAST, params)})
+    doubt = _of_two_sides(front, culprits, seen)
+    sure = set(culprits) == set(front.at_fault) and not doubt
+    unrecorded = any(front.at_fault.get(rank) == "absent" for rank in culprits)
     collective = None
     if waits:
         wait = waits[0]
@@ -216,18 +242,43 @@ def _suspect(
         confidence=UNSURE if not sure or not culprits else UNRECORDED if unrecorded else SURE,
         level="phase",
         evidence=evidence,
-        action=_action(front, culprits),
+        action=_action(front, culprits, doubt),
         collective=collective,
     )
 
 
 def _culprits(front: Wavefront, seen: Snapshot) -> list[int]:
-    """The ranks to name. Where few dumps were collected, a rank is not named for lacking one if another is at fault."""
-    culprits = dict(front.at_fault)
-    absent = [rank for rank, why in culprits.items() if why == "absent"]
-    if len(absent) < len(culprits) and len(absent) > max(2, len(seen.ranks) // 10):
-        culprits = {rank: why for rank, why in culprits.items() if why != "absent"}
-    return sorted({*culprits, *front.candidates})
+    """The ranks to name. One without a dump is not named where those who miss it miss another rank that is at fault,
+    nor where few dumps were collected and another rank is at fault."""
+    shown = {rank for rank, why in front.at_fault.items() if why != "absent"}
+    absent = set(front.at_fault) - shown
+    if shown:
+        missed = [{*wait.late, *wait.absent, *wait.held, *wait.differ} for wait in front.waits]
+        absent = {rank for rank in absent if any(rank in them and not them & shown for them in missed)}
+        absent = set() if len(absent) > _few(seen) else absent
+    return sorted({*shown, *absent, *front.candidates})
+
+
+def _few(seen: Snapshot) -> int:
+    """So many ranks may lack a dump because they are dead; of more the dumps were only not collected."""
+    return max(2, len(seen.ranks) // 10)
+
+
+def _of_two_sides(front: Wavefront, culprits: Sequence[int], seen: Snapshot) -> str:
+    """Why the others may be at fault as well as these, for a sentence; empty: they are not."""
+    reasons = {front.at_fault.get(rank) for rank in culprits}
+    for wait in front.waits:
+        everybody = {*wait.came, *wait.late, *wait.absent}
+        if reasons == {"differs"} and set(culprits) == everybody:
+            return "all of them called something else: one of them is wrong"
+        late = set(wait.late)
+        if reasons == {"late"} and set(culprits) == late and len(late) > max(FEW, len(everybody) / 2):
+            return f"or {ranks_text(wait.came)} made a call that the others do not make"
+    if sum(not group.members for group in seen.groups.values()) > 1:
+        return "the dumps do not list the ranks of their process groups, and equal numbers may be different groups"
+    if reasons == {"absent"} and len(culprits) > _few(seen):
+        return "most of them may be well: import the dumps of all ranks"
+    return ""
 
 
 def _waits_for(front: Wavefront, culprits: Sequence[int]) -> list[Wait]:
@@ -235,11 +286,12 @@ def _waits_for(front: Wavefront, culprits: Sequence[int]) -> list[Wait]:
     wanted = set(culprits)
     held = [
         wait for wait in front.waits
-        if wanted & {*wait.late, *wait.absent, *wait.held, *wait.differ} and set(wait.came) - wanted
+        if wanted & {*wait.differ} or (wanted & {*wait.late, *wait.absent, *wait.held} and set(wait.came) - wanted)
     ]  # fmt: skip
     # First those in which nobody else is missing.
     held.sort(key=lambda wait: (
-        wait.seq < 0, not wanted >= {*wait.late, *wait.absent, *wait.held}, -wait.first_of, -len(wait.came)
+        wait.seq < 0, not wait.differ, not wanted >= {*wait.late, *wait.absent, *wait.held}, -wait.first_of,
+        -len(wait.came),
     ))  # fmt: skip
     return held or front.stuck or [wait for wait in front.waits if wanted & set(wait.came)] or front.waits[:1]
 
@@ -271,6 +323,8 @@ def _wait_text(wait: Wait, seen: Snapshot) -> str:
         text += f"; there is no dump of {ranks_text(wait.absent)}"
     for rank, call in list(wait.differ.items())[:SHOWN]:
         text += f"; rank {rank} called {call} there"
+    if wait.differ and wait.usual:
+        text += f", the others {wait.usual}"
     held = [rank for rank in wait.held if rank not in wait.differ]
     if held and len(held) < len(wait.came):
         text += f"; the GPU of {ranks_text(held)} had not come to it"
@@ -313,8 +367,10 @@ def _caller(frames: Sequence[str]) -> str:
     return next((frame for frame in frames if not any(word in frame for word in WRAPPERS)), frames[0])
 
 
-def _action(front: Wavefront, culprits: list[int]) -> str:
+def _action(front: Wavefront, culprits: list[int], doubt: str) -> str:
     them = ranks_text(culprits)
+    if doubt:
+        return f"Look at {them}: {doubt}."
     if front.circle:
         return f"{them.capitalize()} wait for one another: do all ranks call their collectives in the same order?"
     if not culprits:

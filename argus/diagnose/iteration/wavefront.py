@@ -122,6 +122,7 @@ class Wait:
         late, absent: Who did not call it, and who is not recorded.
         held: Who called it, and whose GPU had not come to it.
         differ: Who called something else, and what, by rank.
+        usual: What most called instead; empty: there is no most.
         first_of: For how many of those who came it is the first call that they wait in.
     """
 
@@ -133,6 +134,7 @@ class Wait:
     absent: Ranks = ()
     held: Ranks = ()
     differ: Mapping[int, str] = field(default_factory=dict)
+    usual: str = ""
     first_of: int = 0
 
 
@@ -251,11 +253,11 @@ class _Search:
             absent = [rank for rank in members if rank not in self.recorded]
             if finished and not (late or absent):
                 continue
-            differ = self._mismatch(group, seq, came)
+            differ, usual = self._mismatch(group, seq, came)
             op = next((calls[0].op for rank, calls in sorted(came.items()) if rank not in differ), op)
             node: Node = (group, seq, -1, -1)
             self._wait(node, Wait(
-                group, seq, op, tuple(sorted(came)), tuple(late), tuple(absent), differ=differ
+                group, seq, op, tuple(sorted(came)), tuple(late), tuple(absent), differ=differ, usual=usual
             ), {rank: calls[0].record for rank, calls in came.items()})  # fmt: skip
             started = {rank for rank, calls in came.items() if calls[0].started}
             if started and len(started) < len(came):
@@ -281,25 +283,31 @@ class _Search:
         late = tuple(rank for rank in others if rank in self.recorded)
         absent = tuple(rank for rank in others if rank not in self.recorded)
         op = "Recv" if receiver in first else "Send"
+        # Both called it, and one GPU came to it: the other one is held up before.
+        started = {rank for rank, call in first.items() if call.started}
+        held = tuple(sorted(set(first) - started)) if started and len(first) == 2 else ()
         self._wait(
-            (group, -1, receiver, sender), Wait(group, -1, op, tuple(sorted(first)), late, absent),
+            (group, -1, receiver, sender), Wait(group, -1, op, tuple(sorted(first)), late, absent, held),
             {rank: call.record for rank, call in first.items()},
         )  # fmt: skip
 
-    def _mismatch(self, group: int, seq: int, came: Mapping[int, list[Call]]) -> dict[int, str]:
-        """Who called something else than most ranks did, and what. Where there is no majority, everybody."""
+    def _mismatch(self, group: int, seq: int, came: Mapping[int, list[Call]]) -> tuple[dict[int, str], str]:
+        """Who called something else than most ranks did, and what; and what most called. Where there is no majority,
+        everybody."""
         calls = {**self.same.get((group, seq), {}), **came}
         kinds = {rank: tuple(sorted({call.op for call in each})) for rank, each in calls.items()}
+        words = {rank: " and ".join(kind) for rank, kind in kinds.items()}
         if differ := _minority(kinds):
-            return {rank: " and ".join(kinds[rank]) for rank in differ}
+            return _named(words, differ)
         single = {rank: each[0] for rank, each in calls.items() if len(each) == 1 and each[0].op not in UNEVEN}
         types = {rank: (call.dtype,) for rank, call in single.items() if call.dtype not in ("", "unknown")}
         if differ := _minority(types):
-            return {rank: f"{single[rank].op} of {types[rank][0]}" for rank in differ}
+            return _named({rank: f"{single[rank].op} of {name}" for rank, (name,) in types.items()}, differ)
         sizes = {rank: call.sizes for rank, call in single.items() if any(call.sizes)}
         if differ := _minority(sizes):
-            return {rank: f"{single[rank].op} of {' to '.join(filter(None, sizes[rank]))}" for rank in differ}
-        return {}
+            words = {rank: f"{single[rank].op} of {' to '.join(filter(None, size))}" for rank, size in sizes.items()}
+            return _named(words, differ)
+        return {}, ""
 
     def _behind(self) -> None:
         """Ranks that called what others wait in too, but whose GPU is held up before it by an earlier call, or by
@@ -455,6 +463,12 @@ class _Search:
         named = set(tally) - set(result.at_fault)
         if named and not result.circle and len(named) <= FEW * max(len(stuck), 1):
             result.candidates = tuple(sorted({*named, *result.candidates}))
+
+
+def _named(words: Mapping[int, str], differ: Sequence[int]) -> tuple[dict[int, str], str]:
+    """What each of these ranks called, and what the others did."""
+    usual = next((text for rank, text in words.items() if rank not in differ), "")
+    return {rank: words[rank] for rank in differ}, usual
 
 
 def _minority(values: Mapping[int, tuple[str, ...]]) -> list[int]:

@@ -34,8 +34,10 @@ fits."""
 
 
 def dimension(description: str) -> str:
-    """The dimension that a process group's description names; ``unknown``: none."""
+    """The dimension that a process group's description names; ``unknown``: none, or several at once."""
     text = description.upper()
+    if "_AND_" in text or "MODEL_PIPELINE" in text:
+        return "unknown"
     return next((name for name, words in _DIMENSIONS if any(word in text for word in words)), "unknown")
 
 

@@ -16,6 +16,7 @@ differs
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -75,6 +76,9 @@ _NUMBER = re.compile(r"\d{1,9}")
 _PICKLED = re.compile(rb"\x80|\(d(p\d+\n|[VS.])|\}[q(rXU.]")
 """How a pickled dictionary begins: with its protocol (2 and later), or as one on the stack of protocol 0, or 1."""
 STATES = ("scheduled", "started", "completed")
+LEAST_BATCHES = 3
+"""So many sends and receives, each followed by a number that was left out, are batches of one."""
+_STATE = ("state", "retired", "time_discovered_started_ns", "time_discovered_completed_ns")
 
 
 @dataclass(frozen=True)
@@ -318,9 +322,7 @@ def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group]
     parts = _Parts()
     by_pg_id: dict[int, int] = {}
     guessed = dict(named)
-    for entry in entries:
-        if not isinstance(entry, dict):
-            raise ValueError("an entry is not a dictionary")
+    for entry in _with_states_of_groups(entries):
         name, description = _names(entry.get("process_group"), entry.get("pg_id"))
         group = guessed.get(name)
         if group is None:
@@ -343,6 +345,51 @@ def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group]
         )
 
 
+def _with_states_of_groups(entries: Sequence[Any]) -> list[dict[Any, Any]]:
+    """Entries in which the calls of a coalesced group (``batch_isend_irecv``, a gather of uneven parts) have the state
+    of the whole: PyTorch leaves them "scheduled" for ever, and updates the entry ``coalesced`` behind them alone. Dumps
+    that leave out what completed have numbers missing; there a group without that entry had completed.
+
+    Raises:
+        ValueError: An entry is no dictionary.
+    """
+    done: list[dict[Any, Any]] = []
+    parts: dict[tuple[Any, ...], list[int]] = {}
+    batches = False
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise ValueError("an entry is not a dictionary")
+        key = tuple(_whole(entry.get(name)) for name in ("pg_id", "collective_seq_id", "p2p_seq_id"))
+        if _bare_name(entry) == "coalesced":
+            batches = True
+            inside = parts.pop(key, [])
+            for place in inside:
+                done[place] = {**done[place], **{name: entry[name] for name in _STATE if name in entry}}
+            entry = {**entry, "is_p2p": entry.get("is_p2p") is True or any(_is_p2p(done[place]) for place in inside)}
+        elif entry.get("state") == "scheduled" and "p2p_seq_id" in entry:
+            parts.setdefault(key, []).append(len(done))
+        done.append(entry)
+    numbers = sorted(_whole(entry.get("record_id")) for entry in done)
+    followed = {low for low, high in itertools.pairwise(numbers) if high - low > 1 and low >= 0}
+    if followed:
+        transfers = [place for place in itertools.chain(*parts.values()) if _is_p2p(done[place])]
+        batches = batches or any(len(places) > 1 for places in parts.values())
+        # Batches of one: what lacks behind each is the group's own entry.
+        behind = {_whole(done[place].get("record_id")) for place in transfers} - {numbers[-1]}
+        if batches or (len(behind) >= LEAST_BATCHES and behind <= followed):
+            for place in transfers:
+                done[place] = {**done[place], "state": "completed"}
+    return done
+
+
+def _bare_name(entry: dict[Any, Any]) -> str:
+    return _text(entry.get("profiling_name", "")).split(":", 1)[-1].strip()
+
+
+def _is_p2p(entry: dict[Any, Any]) -> bool:
+    return entry.get("is_p2p") is True or _P2P.fullmatch(_bare_name(entry)) is not None
+
+
 def _all_ids(by_pg_id: dict[int, int], named: Mapping[str, Group], status: Any) -> dict[int, int]:
     """Which process group each number in ``pg_status`` stands for, where not all of them have entries: both names and
     numbers count up in the order in which the groups were made."""
@@ -361,8 +408,7 @@ def _names(value: Any, pg_id: Any) -> tuple[str, str]:
 
 
 def _row(entry: dict[Any, Any], group: Group, dump: Dump, parts: _Parts) -> tuple[Any, ...]:
-    name = _text(entry.get("profiling_name", ""))
-    bare = name.split(":", 1)[-1].strip()
+    name, bare = _text(entry.get("profiling_name", "")), _bare_name(entry)
     p2p = _P2P.fullmatch(bare)
     op = _OPS.get(bare.split(" ")[0].lower(), "")
     if not op:

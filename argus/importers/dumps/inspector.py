@@ -177,10 +177,12 @@ def _ranks(log: Log, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int
     ranks = np.full(len(log.processes), -1, np.int64)
     pairs = np.unique(np.stack([-sizes[columns["comm"]], columns["comm"], columns["rank"], columns["process"]]), axis=1)
     taken: set[int] = set()
+    most = -1
     for rank, process in zip(pairs[2].tolist(), pairs[3].tolist(), strict=True):
         if ranks[process] < 0:
-            ranks[process] = rank if rank not in taken else max(taken) + 1
+            ranks[process] = rank if rank not in taken else most + 1
             taken.add(int(ranks[process]))
+            most = max(most, int(ranks[process]))
     return ranks
 
 

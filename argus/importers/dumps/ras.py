@@ -185,13 +185,16 @@ def write(store: Store, job: str, reports: Sequence[Report]) -> tuple[int, Impor
 def _ranks(report: Report) -> dict[Process, int]:
     """Global ranks of the processes: as in the largest communicator, others behind them in order."""
     ranks: dict[Process, int] = {}
+    taken: set[int] = set()
+    most = -1
     for name in sorted(report.communicators, key=lambda name: -report.sizes[name]):
         members = report.communicators[name]
         for rank in sorted(members):
             process = members[rank].process
             if process not in ranks:
-                taken = ranks.values()
-                ranks[process] = rank if not ranks or rank not in taken else max(taken) + 1
+                ranks[process] = rank if rank not in taken else most + 1
+                taken.add(ranks[process])
+                most = max(most, ranks[process])
     return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
 
@@ -216,6 +219,11 @@ def _tables(ordered: Sequence[Report], ranks: Mapping[Process, int]) -> Iterator
     groups: list[tuple[int, int, str, int]] = []
     members_of: list[tuple[int, list[int]]] = []
     pending: list[tuple[int, int, str, int, bool, int]] = []
+    moved = {name: _since(ordered, name) for name in last.communicators}
+    worked: dict[Process, int] = {}
+    for name, members in last.communicators.items():
+        for member in members.values():
+            worked[member.process] = max(moved[name], worked.get(member.process, 0))
     for number, (name, members) in enumerate(last.communicators.items(), 1):
         label = f"communicator {name.split('/')[0]}"
         for member in members.values():
@@ -231,7 +239,8 @@ def _tables(ordered: Sequence[Report], ranks: Mapping[Process, int]) -> Iterator
         missing = len(alive) < len(members)
         least = min(member.calls for member in alive)
         behind = next(member for member in alive if member.calls == least)
-        since = _since(ordered, name)
+        # A rank that is late here and makes calls elsewhere still works.
+        since = max(moved[name], *(worked[member.process] for member in alive if member.calls == least))
         for member in alive:
             if member.calls > least or missing:
                 # Of a communicator with ranks that do not answer, nobody can have completed what it called last.

@@ -10,7 +10,7 @@ WHERE job = {job:String} AND run = {run:UInt32} ORDER BY rank
 
 _DUMPED_CALLS = """
 SELECT rank, comm_group, record, seq, op, peer, p2p, state, retired, dtype, inputs, outputs,
-       toUnixTimestamp64Nano(ts) AS created_ns
+       toUnixTimestamp64Nano(ts) AS created_ns, timeout_ms
 FROM dumped_calls
 WHERE job = {job:String} AND run = {run:UInt32}
 """

@@ -158,6 +158,72 @@ def test_hangs_of_all_kinds(
         assert "rank 6 stalled in" in texts(found)
 
 
+@pytest.mark.parametrize("active", [False, True])
+def test_batches_of_transfers_have_the_state_of_the_batch(
+    active: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch never updates what was called inside a batch."""
+    job = flight_dumps.job(2, 4, 2)
+    well = flight_dumps.write(tmp_path / "well", run(job, []), active=active, batched=True)
+    assert imported(well, url, f"well batches {active}", capsys)["status"] == "inconclusive"
+    hang = run(job, [Fault("cpu", 6, 60)], seed=3)
+    folder = flight_dumps.write(tmp_path / "d", hang, active=active, batched=True)
+    found = imported(folder, url, f"batches {active}", capsys)
+    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [6]), texts(found)
+
+
+def test_a_call_that_its_members_disagree_on_is_shown(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two ranks, either may be wrong; of eight, the one that differs is."""
+    job = flight_dumps.job(2, 2, 2)
+    at = next(place for place, item in enumerate(job.programs[3]) if place > 30 and item.op == "all_reduce")
+    pair = next(place for place, item in enumerate(job.programs[3]) if place > 30 and item.op == "_all_gather_base")
+    for name, place, sure in (("two", pair, 0.5), ("eight", at, 0.9)):
+        hang = run(job, [Fault("other", 3, place)], seed=1)
+        (one,) = imported(flight_dumps.write(tmp_path / name, hang), url, name, capsys)["findings"]
+        called = next(each["text"] for each in one["evidence"] if "rank 3 called Broadcast there" in each["text"])
+        many = len(job.groups[job.programs[3][place].group][1])
+        assert (one["confidence"], one["ranks"]) == ((0.5, [2, 3]) if many == 2 else (sure, [3]))
+        assert ("one of them is wrong" in one["action"]) == (many == 2)
+        assert (", the others AllReduce" in called) == (many > 2)
+
+
+def test_what_one_rank_alone_called_may_be_its_own_fault(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = flight_dumps.job(1, 1, 8)
+    last = max(place for place, item in enumerate(job.programs[0]) if item.op != "sync")
+    hang = run(job, [Fault("cpu", rank, last) for rank in range(1, 8)])
+    (one,) = imported(flight_dumps.write(tmp_path / "d", hang), url, "ahead", capsys)["findings"]
+    assert (one["ranks"], one["confidence"]) == (list(range(1, 8)), 0.5)
+    assert "or rank 0 made a call that the others do not make" in one["action"]
+
+
+def test_most_dumps_missing_names_nobody_surely(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hang = run(flight_dumps.job(1, 1, 8), [Fault("cpu", 5, 12)])
+    folder = flight_dumps.write(tmp_path / "d", hang, absent=tuple(range(1, 8)))
+    (one,) = imported(folder, url, "one of eight", capsys)["findings"]
+    assert one["confidence"] == 0.5
+    assert "import the dumps of all ranks" in one["action"]
+
+
+def test_the_time_of_a_copied_file_is_not_that_of_the_dump(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All ranks made the call. A day after it, with a timeout of ten minutes: the file was copied."""
+    job = flight_dumps.job(1, 1, 4)
+    at = next(place for place, item in enumerate(job.programs[0]) if place > 9 and item.op == "all_reduce")
+    hang = run(job, [Fault("gpu", rank, at, 1) for rank in range(4)])
+    folder = flight_dumps.write(tmp_path / "d", hang)
+    latest = max(call.at for calls in hang.calls.values() for call in calls)
+    for name, seconds, status in (("copied", 86_400, "inconclusive"), ("dumped", 600, "hung")):
+        for path in folder.iterdir():
+            os.utime(path, ns=(latest, latest + seconds * 10**9))
+        found = imported(folder, url, name, capsys)
+        assert found["status"] == status, found
+
+
 def test_dumps_that_were_not_collected_are_reported(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,22 @@ def test_one_report_or_counts_that_move_are_no_hang(
         assert "that is not a hang yet" in found["reason"]
 
 
+def test_a_rank_that_makes_calls_elsewhere_is_not_hung(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 is one call behind in the world, and its own pair goes on from report to report."""
+    first, second = report([9, 9, 8, 9]), report([9, 9, 8, 9], second=40)
+    for each, calls in ((first, 30), (second, 90)):
+        pair = report([calls, calls])["communicators"][0]
+        pair["hash"] = "0xdef"
+        for member, place in zip(pair["ranks"], (2, 3), strict=True):
+            of = each["communicators"][0]["ranks"][place]
+            member.update({name: of[name] for name in of if name not in ("rank", "collective_counts")})
+        each["communicators"].append(pair)
+    found = judged(url, "elsewhere", reports(tmp_path, first, second), capsys)
+    assert (found["status"], found["findings"]) == ("inconclusive", []), found
+
+
 @pytest.mark.parametrize("dead", [True, False])
 def test_a_rank_that_does_not_answer_is_named(
     dead: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
