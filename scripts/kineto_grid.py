@@ -20,7 +20,7 @@ from argus.cli.main import main as argus
 from tests.builders.kineto_job import FAULTS, FORMATS, Job, make, right, step_times
 
 CLOCKS = ("one", "apart", "drift")
-MUCH = {"gpu": 1.35, "gemm": 1.4, "loader": 7.0, "stall": 8.0, "link": 3.0, "regression": 1.3}
+MUCH = {"pipe": 6.0, "gpu": 1.35, "gemm": 1.4, "loader": 7.0, "stall": 8.0, "link": 3.0, "regression": 1.3}
 LONGER = 0.25
 """Of a step, what slow launches and a slow optimizer cost: what the GPU still has to do hides as much as it takes."""
 COSTS = 1.1
@@ -41,15 +41,20 @@ def jobs(faults: list[str], clocks: list[str], each: int, seed: int, steps: int)
                 shapes = [(8, 1, 1), (4, 1, 1), (4, 2, 1), (2, 4, 1), (2, 1, 4), (2, 2, 2)]
                 if fault == "link":
                     shapes = [(4, 2, 1), (2, 4, 1)]
+                if fault == "pipe":
+                    shapes = [(2, 1, 4), (2, 2, 2)]
                 dp, tp, pp = shapes[int(random.integers(len(shapes)))]
+                victims = dp * tp * (pp - (fault == "pipe"))
                 job = Job(
-                    dp=dp, tp=tp, pp=pp, steps=steps, fault=fault, victim=int(random.integers(dp * tp * pp)),
+                    dp=dp, tp=tp, pp=pp, steps=steps, fault=fault, victim=int(random.integers(victims)),
                     much=MUCH.get(fault, 1.0), version=str(pick(*FORMATS)), seed=int(random.integers(1 << 30)),
                     names=str(pick("rank", "host", "same", "number")), described=bool(pick(True, True, False)),
                     seq=bool(pick(True, False)), copies=bool(pick(True, True, False)),
                     layers=int(pick(8, 12)), onset=8 if fault == "regression" else int(pick(0, 0, steps // 2)),
                     microbatches=max(4, 2 * pp),  # with fewer a healthy pipeline has a bubble that is worth a finding
                 )  # fmt: skip
+                if fault == "pipe":  # the others do not name who sends to whom
+                    job = replace(job, version=str(pick("2.3", "2.6")), described=True)
                 if job.names in ("host", "same"):
                     job = replace(job, distributed=True)
                 if fault in ("host", "optimizer"):

@@ -24,7 +24,7 @@ BASE_NS = 1_735_689_600_000_000_000
 MAIN, ENGINE = 4001, 4177
 COMPUTE = 7
 STREAMS = {"dp": 20, "tp": 24, "pp": 28}
-FAULTS = ("healthy", "gpu", "loader", "host", "stall", "link", "regression", "optimizer", "gemm")
+FAULTS = ("healthy", "gpu", "loader", "host", "stall", "link", "regression", "optimizer", "gemm", "pipe")
 FORMATS = ("1.13", "2.0", "2.3", "2.6")
 FORWARD = (
     "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
@@ -44,7 +44,9 @@ class Job:
     Attributes:
         dp, tp, pp: Sizes; ranks are numbered tensor-parallel first, then data-parallel, then stages.
         fault: One of :data:`FAULTS`, of ``victim``, from step ``onset`` on (counted from 0).
-        much: How bad: a factor of a GPU, its matrix products, a link or a regression; ms of the rest.
+        much: How bad: a factor of a GPU, its matrix products, a link (``pipe``: from the victim's stage to the next)
+            or a regression; ms of the rest.
+        uneven: Stalls are by up to this share shorter or longer.
         hosts: The ranks are on so many, in order.
         apart_us: Clocks of hosts are off by at most this, and ``drift_ppm``.
         version: One of :data:`FORMATS`.
@@ -63,6 +65,7 @@ class Job:
     victim: int = 3
     onset: int = 0
     much: float = 1.3
+    uneven: float = 0.0
     hosts: int = 1
     apart_us: float = 0.0
     drift_ppm: float = 0.0
@@ -235,7 +238,8 @@ class Simulation:
         both = np.array([sender, receiver])
         self.cpu[both] += 15.0
         ready = np.maximum(np.maximum(self.cpu[both] + 8, self.free["pp"][both]), self.free["compute"][both]) + 2
-        end = ready.max() + us * (1 + 0.03 * self.random.random())
+        slow = self._hit("pipe") and self.job.victim == min(sender, receiver)
+        end = ready.max() + us * (1 + 0.03 * self.random.random()) * (self.job.much if slow else 1.0)
         kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
         group = next(group for group in self.names["pp"] if sender in group)
         for i, rank in enumerate(both.tolist()):
@@ -259,7 +263,8 @@ class Simulation:
             for name, us in zip(FORWARD, (420.0, 90.0, 260.0), strict=True):
                 self.launch(ranks, name, us)
             if self._hit("stall") and self.job.victim in ranks and layer == 1:
-                self.cpu[self.job.victim] += self.job.much * 1000
+                stall = self.job.much * 1000
+                self.cpu[self.job.victim] += stall * (1 + self.job.uneven * (-1) ** self.step if self.job.uneven else 1)
             if self.job.tp > 1:
                 self.collective("tp", "allreduce", 1 << 20, 60.0, MAIN, ranks.tolist(), blocks=True)
         if self.job.pp == 1 and self.job.tp == 1 and self.job.version != "1.13":
@@ -421,6 +426,7 @@ KINDS = {
     "gemm": ("compute_straggler", "masked_compute_straggler"), "loader": ("data_loading",),
     "host": ("kernel_issue_stall", "host_contention", "gc_pause"),
     "stall": ("kernel_issue_stall", "host_contention", "gc_pause"), "link": ("link_degradation",),
+    "pipe": ("link_degradation",),
     "regression": ("regression",), "optimizer": ("kernel_issue_stall", "host_contention", "gc_pause"),
 }  # fmt: skip
 """What a verdict may call each fault."""
@@ -436,6 +442,8 @@ def right(job: Job, verdict: dict[str, Any]) -> str:
         return f"{output}: {verdict['reason'][:160]}"
     first = found[0]
     ranks: set[int] = set() if job.fault == "regression" else {job.victim}
+    if job.fault == "pipe":
+        ranks |= {job.victim + job.dp * job.tp}
     if job.fault == "link":
         ranks = set(next(group for group in job.groups("dp") if job.victim in group))
     if first["kind"] not in KINDS[job.fault] or (set(first["ranks"]) != ranks):

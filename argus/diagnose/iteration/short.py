@@ -234,7 +234,8 @@ def _idle_in_each_step(case: Case, seen: gpu_times.GpuWindow) -> list[Suspect]:
         typical = row_medians(lead)
         place = int(typical.argmax())
         gain = float(typical[place] - np.delete(typical, place).max())
-        if gain < case.threshold * step_ns or np.nanmin(lead[place]) < gain / 2:
+        least = case.threshold * step_ns
+        if gain < least or np.nanmin(lead[place]) < min(gain / 2, least):
             continue
         rank, chance = int(now.ranks[members[place]]), by_chance(count, count, 1, len(members))
         straggler = Straggler((rank,), gain, 1.0, chance, count, idle=True, whole_stage=alone)

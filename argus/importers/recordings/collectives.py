@@ -129,8 +129,14 @@ def _fill_collectives(recording: Recording, calls: list[tuple[int, int, int, int
         # Without a name: PyTorch gives each process group a stream of its own, which distinguishes them.
         handle = _handle(name, ranks) if name or ranks else 1 + (stream if stream >= 0 else streams[op])
         if name or ranks:
-            members = tuple(int(word) for word in re.findall(r"\d{1,9}", ranks)) if "..." not in ranks else ()
+            listed = tuple(int(word) for word in re.findall(r"\d{1,9}", ranks))
+            members = listed if "..." not in ranks else ()
             recording.groups[handle] = (name, members, size)
+            # PyTorch writes the global rank; of a list that is cut off it is known only where they are the same.
+            if op in ("Send", "Recv") and row["peer"] in listed:
+                row["peer"] = listed.index(row["peer"])
+            elif op in ("Send", "Recv") and ranks and listed != tuple(range(len(listed))):
+                row["peer"] = -1
         row["comm"] = handle
         key = handle, op in ("Send", "Recv")
         row["seq"] = counted[key]

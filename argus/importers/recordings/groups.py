@@ -16,7 +16,7 @@ from argus.importers.recordings.recording import UNKNOWN_TYPE, Int, Recording
 from argus.model import calls as hooked
 from argus.model import event_kinds
 from argus.model.groups import Membership
-from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups
+from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups, named_group
 from argus.semantics.groups.mesh import Group, Traffic, find_mesh
 
 ALIGN_WITHIN = 1024
@@ -64,7 +64,25 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
                 named=named,
             )
         )
-    return find_groups(known) if known else np.empty(0, COMMUNICATOR)
+    if not known:
+        return np.empty(0, COMMUNICATOR)
+    found = find_groups(known)
+    return np.sort(np.concatenate([found, _of_transfers_alone(recordings, found)]), order=("rank", "comm"))
+
+
+def _of_transfers_alone(recordings: Sequence[Recording], found: NDArray[np.void]) -> NDArray[np.void]:
+    """Groups whose ranks are named and that only send and receive, such as those of a pipeline: rows of
+    :data:`COMMUNICATOR`. Their calls need not be lined up."""
+    there = set(zip(found["rank"].tolist(), found["comm"].tolist(), strict=True))
+    rows = []
+    for each in recordings:
+        for comm, (name, members, size) in each.groups.items():
+            if each.rank not in members or (each.rank, comm) in there or not (each.collectives["comm"] == comm).any():
+                continue
+            place = Membership(f"{name}/{','.join(map(str, members))}", members.index(each.rank), size)
+            nranks = size if size > 0 else len(members)
+            rows.append((each.rank, comm, named_group(place), place.rank, nranks, 0, "name", ""))
+    return np.array(rows, COMMUNICATOR)
 
 
 def _distinguish_by_count(each: Recording, rows: NDArray[np.void], together: NDArray[np.bool_]) -> None:

@@ -206,6 +206,11 @@ def _gap(a: _Life, b: _Life) -> int:
     return max(a.begin, b.begin) - min(a.end, b.end)
 
 
+def named_group(place: Membership) -> int:
+    """The number of a group whose name is known."""
+    return _group_id("name", place.name, place.size, place.turn)
+
+
 def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
     """Groups whose names are known from the processes, lined up by the groups' own counts of collectives."""
     rows: dict[tuple[int, int], _Row] = {}

@@ -275,6 +275,24 @@ def test_recordings_of_few_steps(tmp_path: Path, url: str, capsys: pytest.Captur
     assert "5 whole steps were seen, 10 are needed" in found["reason"]
 
 
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_slow_link_of_groups_that_only_send_and_receive(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], victim: int
+) -> None:
+    """The pipelines' groups have no collective, and PyTorch names peers by their global ranks."""
+    job = Job(dp=2, pp=4, steps=12, layers=4, microbatches=8, fault="pipe", victim=victim, much=6.0, seed=victim)
+    found = verdict(job, f"pipe{victim}", tmp_path, url, capsys)
+    assert [(one["kind"], one["ranks"]) for one in found["findings"][:1]] == [
+        ("link_degradation", [victim, victim + 2])
+    ], found
+
+
+def test_stalls_of_each_step_may_differ(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(dp=4, steps=5, layers=4, fault="stall", much=6.0, uneven=0.55)
+    found = verdict(job, "uneven", tmp_path, url, capsys)
+    assert not right(job, found), found
+
+
 @pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("steps", [12, 5])
 def test_a_slow_gpu_that_is_alone_in_its_stage(
