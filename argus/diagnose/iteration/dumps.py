@@ -171,11 +171,10 @@ def _doubt(front: Wavefront, seen: Snapshot, calls: Mapping[str, NDArray[Any]], 
             f"the newest call had been made {seconds(age_ns / 1e9)} before, and the oldest of those that were pending "
             f"{seconds((age_ns + newest - oldest) / 1e9)}: that is not a hang yet. Look at the ranks once more"
         )
-    if not front.at_fault and not dated:
-        waits = front.stuck or front.waits
-        missing = "they wait for one another" if front.circle else "all of them made the call, nobody is missing"
+    named_any = front.at_fault or front.circle or not front.stuck
+    if not named_any and not dated:
         return (
-            f"{_wait_text(waits[0], seen)}: {missing}. The files do not record "
+            f"{_wait_text(front.stuck[0], seen)}: all of them made the call, nobody is missing. The files do not say "
             "for how long it had been pending (their times are not those of the dump): if the job hung, look at "
             "the network and at these ranks' GPUs"
         )
@@ -218,7 +217,7 @@ def _suspect(
                          "sql": runnable_sql(queries.DUMPED_LAST, params)})  # fmt: skip
     hosts = dict(zip(dumps["rank"].astype(np.int64).tolist(), dumps["host"].tolist(), strict=True))
     if not dated:
-        text = "the files do not record for how long: if the job may have been running, dump all ranks again"
+        text = "the files do not say for how long: if the job may have been running, dump all ranks again"
         evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_LAST, params)})
     doubt = _of_two_sides(front, culprits, seen)
     sure = set(culprits) == set(front.at_fault) and not doubt

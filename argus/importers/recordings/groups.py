@@ -73,11 +73,14 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
 def _of_transfers_alone(recordings: Sequence[Recording], found: NDArray[np.void]) -> NDArray[np.void]:
     """Groups whose ranks are named and that only send and receive, such as those of a pipeline: rows of
     :data:`COMMUNICATOR`. Their calls need not be lined up."""
-    there = set(zip(found["rank"].tolist(), found["comm"].tolist(), strict=True))
+    others = set(found["comm"].tolist())
+    for each in recordings:
+        others.update(each.collectives["comm"][~np.isin(each.collectives["call"], POINT_TO_POINT)].tolist())
     rows = []
     for each in recordings:
+        alone = set(each.collectives["comm"].tolist()) - others
         for comm, (name, members, size) in each.groups.items():
-            if each.rank not in members or (each.rank, comm) in there or not (each.collectives["comm"] == comm).any():
+            if comm not in alone or each.rank not in members:
                 continue
             place = Membership(f"{name}/{','.join(map(str, members))}", members.index(each.rank), size)
             nranks = size if size > 0 else len(members)
