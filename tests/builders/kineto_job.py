@@ -245,7 +245,8 @@ class Simulation:
         for i, rank in enumerate(both.tolist()):
             described: dict[str, Any] = {}
             if self.job.described and self.job.version in ("2.3", "2.6"):
-                described = {"Collective name": ("send", "recv")[i], "In msg nelems": 4096 * 512, "Group size": 2,
+                described = {"Collective name": ("send", "recv")[i], "In msg nelems": 4096 * 512,
+                        "Group size": len(group),
                         "dtype": "BFloat16", "Process Group Name": f"9{group[0]}",
                         "Process Group Ranks": str(group)}  # fmt: skip
                 described["Dst Rank" if i == 0 else "Src Rank"] = receiver if i == 0 else sender

@@ -154,7 +154,7 @@ class Continuous:
                 continue
             rank = int(self.ranks[place])
             where = f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "")
-            how = "bit by bit" if event.kind == "ramp" else "at once"
+            how = "gradually" if event.kind == "ramp" else "at once"
             text = (
                 f"since step {event.step} the GPU of {where} computes and idles for {newest[place]:.2f} times as long "
                 f"as it did, against ranks with the same work; it became slower {how}"
@@ -213,7 +213,7 @@ class Continuous:
         shift = Shift() if query is None else explain(query, params, some, steps, grown.before, grown.before * ratio)
         if shift.by_argus or shift.unknown:
             return
-        how = "bit by bit" if grown.kind == "ramp" else "at once"
+        how = "gradually" if grown.kind == "ramp" else "at once"
         text = (
             f"from step {grown.step} on a step takes {duration(grown.before * ratio)} instead of "
             f"{duration(grown.before)} for the same work; it became longer {how}"

@@ -376,7 +376,7 @@ class Detector:
         return [Event(kind, one, first, step, float(before), float(after))]
 
     def _shape(self, one: int, places: Int, first: int) -> tuple[str, int]:
-        """Whether a growth came at once or bit by bit, and its first step: which of the two fits what is kept of the
+        """Whether a growth came at once or gradually, and its first step: which of the two fits what is kept of the
         past and all of the newest steps better (least squares over where it begins)."""
         slope = self._slope[one, : self.work]
         filled = self._filled[one]

@@ -162,7 +162,7 @@ def _doubt(front: Wavefront, seen: Snapshot, calls: Mapping[str, NDArray[Any]], 
         return ""
     if 0 <= age_ns < LEAST_NS:
         oldest = int(calls["created_ns"].min())
-        if age_ns == 0 and oldest == newest:
+        if age_ns == 0 and oldest == newest and front.waits:
             return (
                 f"{_wait_text(front.waits[0], seen)}; as far as is recorded they have just come there: that is not "
                 "a hang yet. Import another report, made some seconds later, together with this one"
@@ -219,7 +219,7 @@ def _suspect(
     if not dated:
         text = "the files do not say for how long: if the job may have been running, dump all ranks again"
         evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_LAST, params)})
-    doubt = _of_two_sides(front, culprits, seen)
+    doubt = _ambiguity(front, culprits, seen)
     sure = set(culprits) == set(front.at_fault) and not doubt
     unrecorded = any(front.at_fault.get(rank) == "absent" for rank in culprits)
     collective = None
@@ -253,7 +253,7 @@ def _culprits(front: Wavefront, seen: Snapshot) -> list[int]:
     absent = set(front.at_fault) - shown
     if shown:
         missed = [{*wait.late, *wait.absent, *wait.held, *wait.differ} for wait in front.waits]
-        absent = {rank for rank in absent if any(rank in them and not them & shown for them in missed)}
+        absent &= set().union(*(them for them in missed if not them & shown))
         absent = set() if len(absent) > _few(seen) else absent
     return sorted({*shown, *absent, *front.candidates})
 
@@ -263,8 +263,8 @@ def _few(seen: Snapshot) -> int:
     return max(2, len(seen.ranks) // 10)
 
 
-def _of_two_sides(front: Wavefront, culprits: Sequence[int], seen: Snapshot) -> str:
-    """Why the others may be at fault as well as these, for a sentence; empty: they are not."""
+def _ambiguity(front: Wavefront, culprits: Sequence[int], seen: Snapshot) -> str:
+    """Why other ranks may be at fault than these, for a sentence; empty: they are not."""
     reasons = {front.at_fault.get(rank) for rank in culprits}
     for wait in front.waits:
         everybody = {*wait.came, *wait.late, *wait.absent}

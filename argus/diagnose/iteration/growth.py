@@ -81,7 +81,7 @@ def _regression(
     numbers, durations = case.numbers, case.durations
 
     def find(durations: NDArray[np.float64]) -> Regression | None:
-        # Of ranks that were found since when is known: what came bit by bit is looked for where nobody was.
+        # Of ranks that were found since when is known: what came gradually is looked for where nobody was.
         change = find_regression(durations) if has_suspects else find_growth(durations)
         if case.gpus is not None and (change is not None or not has_suspects):
             # With fewer than ten steps on a side the rule of ten puts a change too far from that end.
@@ -236,7 +236,7 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
     if (rise := find_rise(case.durations, change.index)) is not None:
         since = int(numbers[rise[0]])
         until = f"to step {numbers[rise[1]]}" if rise[1] < len(numbers) - MIN_STEPS else "on"
-        longer += f", which came bit by bit from step {since} {until}"
+        longer += f"; it grew gradually from step {since} {until}"
     if shift.by_argus:
         return None, f"{longer}, when {shift.by_argus}: that is not a change of the job"
     if shift.unknown and not gpus:

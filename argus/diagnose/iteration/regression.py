@@ -120,7 +120,7 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
 
 
 def find_growth(durations: Float, *, least: float = REGRESSION) -> Regression | None:
-    """:func:`find_regression`, or growth that lasts by the detector that watches running jobs: what came bit by bit has
+    """:func:`find_regression`, or growth that lasts by the detector that watches running jobs: what came gradually has
     no step at which it parts, and adds up there.
 
     Args:
@@ -145,7 +145,7 @@ def find_growth(durations: Float, *, least: float = REGRESSION) -> Regression | 
 
 
 def _ramp(durations: Float, least: float) -> Regression | None:
-    """Growth that came bit by bit and goes on: a level, then a line, where the two fit best (least squares), beyond
+    """Growth that came gradually and goes on: a level, then a line, where the two fit best (least squares), beyond
     :data:`RANK_SUM` standard errors of the line where steps depend on their neighbours."""
     logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(least) / 2)
     count = len(logs)
@@ -177,7 +177,7 @@ def _ramp(durations: Float, least: float) -> Regression | None:
 
 
 def find_rise(durations: Float, index: int) -> tuple[int, int] | None:
-    """The steps within which a growth came bit by bit: where a level, a line and a level fit better than one sudden
+    """The steps within which a growth came gradually: where a level, a line and a level fit better than one sudden
     change at ``index`` does.
 
     Args:

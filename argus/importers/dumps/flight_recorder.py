@@ -322,7 +322,7 @@ def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group]
     parts = _Parts()
     by_pg_id: dict[int, int] = {}
     guessed = dict(named)
-    for entry in _with_states_of_groups(entries):
+    for entry in _resolve_coalesced(dump, entries):
         name, description = _names(entry.get("process_group"), entry.get("pg_id"))
         group = guessed.get(name)
         if group is None:
@@ -345,10 +345,11 @@ def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group]
         )
 
 
-def _with_states_of_groups(entries: Sequence[Any]) -> list[dict[Any, Any]]:
+def _resolve_coalesced(dump: Dump, entries: Sequence[Any]) -> list[dict[Any, Any]]:
     """Entries in which the calls of a coalesced group (``batch_isend_irecv``, a gather of uneven parts) have the state
     of the whole: PyTorch leaves them "scheduled" for ever, and updates the entry ``coalesced`` behind them alone. Dumps
-    that leave out what completed have numbers missing; there a group without that entry had completed.
+    that leave out what completed have numbers missing; there a group without that entry counts as completed
+    (``transfers_without_state``).
 
     Raises:
         ValueError: An entry is no dictionary.
@@ -379,6 +380,7 @@ def _with_states_of_groups(entries: Sequence[Any]) -> list[dict[Any, Any]]:
         if batches or (len(behind) >= LEAST_BATCHES and behind <= followed):
             for place in transfers:
                 done[place] = {**done[place], "state": "completed"}
+            dump.counters["transfers_without_state"] += len(transfers)
     return done
 
 

@@ -129,19 +129,32 @@ def _fill_collectives(recording: Recording, calls: list[tuple[int, int, int, int
         # Without a name: PyTorch gives each process group a stream of its own, which distinguishes them.
         handle = _handle(name, ranks) if name or ranks else 1 + (stream if stream >= 0 else streams[op])
         if name or ranks:
-            listed = tuple(int(word) for word in re.findall(r"\d{1,9}", ranks))
-            members = listed if "..." not in ranks else ()
+            members = _numbers(ranks) if "..." not in ranks else ()
             recording.groups[handle] = (name, members, size)
-            # PyTorch writes the global rank; of a list that is cut off it is known only where they are the same.
-            if op in ("Send", "Recv") and row["peer"] in listed:
-                row["peer"] = listed.index(row["peer"])
-            elif op in ("Send", "Recv") and ranks and listed != tuple(range(len(listed))):
-                row["peer"] = -1
+            if op in ("Send", "Recv") and ranks and row["peer"] >= 0:
+                row["peer"] = _rank_in_group(int(row["peer"]), ranks, size)
+                recording.counters["transfers_of_unknown_peers"] += int(row["peer"] < 0)
         row["comm"] = handle
         key = handle, op in ("Send", "Recv")
         row["seq"] = counted[key]
         counted[key] += 1
     recording.collectives = out
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in re.findall(r"\d{1,9}", text))
+
+
+def _rank_in_group(rank: int, ranks: str, size: int) -> int:
+    """The place of a global rank in a group's list of ranks; -1: not known. PyTorch writes peers as global ranks, and
+    of more than 30 ranks the first and the last one: those from 0 on without a gap are their own places."""
+    first, _, last = ranks.partition("...")
+    listed, end = _numbers(first), _numbers(last)
+    if rank in listed:
+        return listed.index(rank)
+    if listed == tuple(range(len(listed))) and end == (size - 1,) and rank < size:
+        return rank
+    return size - 1 if end == (rank,) and size > 0 else -1
 
 
 def _handle(name: str, ranks: str) -> int:

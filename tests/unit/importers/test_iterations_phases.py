@@ -303,7 +303,7 @@ def test_long_steps_of_one_rank_are_no_regression_of_all(
     assert [one["ranks"] for one in verdict(url, capsys)["findings"]] == [[3]]
 
 
-def test_what_came_bit_by_bit_has_its_first_and_last_step(
+def test_gradual_growth_has_its_first_and_last_step(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noise = np.exp(0.005 * np.random.default_rng(4).standard_normal((4, 400)))
@@ -314,7 +314,7 @@ def test_what_came_bit_by_bit_has_its_first_and_last_step(
     (found,) = verdict(url, capsys)["findings"]
     assert (found["kind"], found["ranks"]) == ("regression", [])
     assert 88 <= found["steps"][0] <= 112
-    assert re.search(r"which came bit by bit from step \d+ to step (29|30|31)\d", found["evidence"][0]["text"])
+    assert re.search(r"it grew gradually from step \d+ to step (29|30|31)\d", found["evidence"][0]["text"])
 
 
 def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

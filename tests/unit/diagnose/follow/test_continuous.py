@@ -138,7 +138,7 @@ def test_a_rank_that_gets_slower_bit_by_bit() -> None:
     (finding,) = found["findings"]
     assert (finding["kind"], finding["ranks"], finding["hosts"]) == ("masked_compute_straggler", [3], ["node-0"])
     assert finding["steps"][0] == pytest.approx(100, abs=35)
-    assert "bit by bit" in finding["evidence"][0]["text"]
+    assert "gradually" in finding["evidence"][0]["text"]
     for status in ("degraded", "hung", "inconclusive"):
         known = verdict(329, status)
         watch.add_ranks(known, {"job": "j", "run": 1}, {})
@@ -187,5 +187,5 @@ def test_growth_that_no_window_shows_is_reported_by_who_follows(store: Store, mo
     assert finding["kind"] == "regression"
     assert finding["steps"][0] == pytest.approx(100, abs=40)
     assert finding["slowdown"] == pytest.approx(1.2, abs=0.05)
-    assert "bit by bit" in finding["evidence"][0]["text"]
+    assert "gradually" in finding["evidence"][0]["text"]
     assert found.changed

@@ -168,6 +168,8 @@ def test_batches_of_transfers_have_the_state_of_the_batch(
     assert imported(well, url, f"well batches {active}", capsys)["status"] == "inconclusive"
     hang = run(job, [Fault("cpu", 6, 60)], seed=3)
     folder = flight_dumps.write(tmp_path / "d", hang, active=active, batched=True)
+    guessed = [flight_recorder.read(path).counters["transfers_without_state"] for path in sorted(folder.iterdir())]
+    assert any(guessed) == active, "what is guessed is counted"
     found = imported(folder, url, f"batches {active}", capsys)
     assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [6]), texts(found)
 
@@ -222,6 +224,27 @@ def test_the_time_of_a_copied_file_is_not_that_of_the_dump(
             os.utime(path, ns=(latest, latest + seconds * 10**9))
         found = imported(folder, url, name, capsys)
         assert found["status"] == status, found
+
+
+def test_a_file_of_the_time_of_its_only_call_is_judged(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 did not complete what its peers did, nobody waits, and the files have the call's time: it may be any."""
+    job = flight_dumps.job(1, 1, 4)
+    at = next(place for place, item in enumerate(job.programs[0]) if place > 9 and item.op == "all_reduce")
+    folder = flight_dumps.write(tmp_path / "d", run(job, [Fault("gpu", 1, at, 1)]))
+    stalled = pickle.loads((folder / "nccl_trace_rank_1").read_bytes())["entries"][-1]
+    for path in folder.iterdir():
+        dump = pickle.loads(path.read_bytes())
+        same = [each for each in dump["entries"] if each["collective_seq_id"] == stalled["collective_seq_id"]
+                and each["profiling_name"] == stalled["profiling_name"]]  # fmt: skip
+        dump["entries"] = [{**each, "time_created_ns": flight_dumps.T0} for each in same[-1:]]
+        del dump["pg_status"]
+        path.write_bytes(pickle.dumps(dump, protocol=2))
+        os.utime(path, ns=(flight_dumps.T0, flight_dumps.T0))
+    found = imported(folder, url, "same time", capsys)
+    assert found["status"] == "inconclusive"
+    assert "that is not a hang yet" in found["reason"]
 
 
 def test_dumps_that_were_not_collected_are_reported(
@@ -550,8 +573,10 @@ def broken(data: bytes, rng: random.Random) -> bytes:
 def test_broken_dumps_are_read_or_refused(as_json: bool, tmp_path: Path) -> None:
     """Each is read, or refused in one line; what is read can be stored. ``ARGUS_FUZZ_CASES=10000`` tries more."""
     hang = run(flight_dumps.job(2, 2, 1, steps=2), [Fault("cpu", 1, 20)])
-    source = flight_dumps.write(tmp_path / "d", hang, as_json=as_json, ring=12) / "nccl_trace_rank_1"
-    whole = [source.read_bytes()]
+    whole = []
+    for name, batched in (("d", False), ("batches", True)):
+        folder = flight_dumps.write(tmp_path / name, hang, as_json=as_json, ring=12, batched=batched, active=batched)
+        whole.append((folder / "nccl_trace_rank_1").read_bytes())
     if not as_json and DATA.is_dir():
         whole += [path.read_bytes() for path in sorted(DATA.glob("*/_dump_1*"))]
     rng, path, read, lines = random.Random(7), tmp_path / "rank_1", 0, set[int]()
