@@ -50,10 +50,13 @@ ENGINE_STATE = f"""
 SELECT
   (SELECT sum(value) FROM system.metrics WHERE metric IN ({CACHES})) AS caches,
   (SELECT sum(value) FROM system.metrics WHERE metric = 'MemoryTracking') AS tracked,
+  (SELECT toUInt64(extract(stats, 'Allocated: ([0-9]+)')) FROM system.jemalloc_stats) AS allocated,
+  (SELECT toUInt64(extract(stats, 'resident: ([0-9]+)')) FROM system.jemalloc_stats) AS resident,
   countIf(active) AS parts, countIf(NOT active) AS inactive
 FROM system.parts
 """
-"""Why an engine has its memory: caches (``argus.store.engine.CONFIG`` bounds them), and what each part needs."""
+"""Why an engine has its memory: caches (``argus.store.engine.CONFIG`` bounds them), what its allocator gave out and
+what that holds of the system's, and what each part needs."""
 LAUNCHER = ROOT / "scripts" / "benches" / "programs" / "soaking.py"
 
 
@@ -153,8 +156,10 @@ def engine_state(url: str) -> str:
             rows = query_columns(store, ENGINE_STATE)
     except ArgusError as failure:
         return f" ({failure.message})"
-    caches, tracked, parts, inactive = (int(rows[name][0]) for name in ("caches", "tracked", "parts", "inactive"))
-    return f" (caches {caches / 1e6:.1f} MB, tracked {tracked / 1e6:.0f} MB, {parts} active parts, {inactive} inactive)"
+    sizes = ", ".join(
+        f"{name} {int(rows[name][0]) / 1e6:.1f}" for name in ("caches", "tracked", "allocated", "resident")
+    )
+    return f" ({sizes} MB, {int(rows['parts'][0])} active parts, {int(rows['inactive'][0])} inactive)"
 
 
 def soak(minutes: float, warm_up: float, bound: float, tables: int) -> int:

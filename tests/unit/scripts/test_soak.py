@@ -87,5 +87,10 @@ def test_the_warm_up_is_left_out(soak: Any, processes: Any) -> None:
 
 def test_the_engine_reports_what_its_memory_is_made_of(soak: Any, shared: Store) -> None:
     found = soak.engine_state(shared.url)
-    assert re.fullmatch(r" \(caches \d+\.\d MB, tracked [1-9]\d* MB, \d+ active parts, \d+ inactive\)", found)
+    sizes = ", ".join(rf"{name} ([\d.]+)" for name in ("caches", "tracked", "allocated", "resident"))
+    match = re.fullmatch(rf" \({sizes} MB, \d+ active parts, \d+ inactive\)", found)
+    assert match
+    _, tracked, allocated, resident = map(float, match.groups())
+    assert tracked > 1
+    assert 1 < allocated <= resident
     assert soak.engine_state("clickhouse://127.0.0.1:1/none").startswith(" (")
