@@ -185,6 +185,11 @@ class Case:
             self.notes.why_not = "collectives of fewer than 2 ranks were seen, so no rank can be compared with another"
         elif int(aligned["aligned_ranks"][0]) < 2:
             self.notes.why_not = f"the ranks' collectives could not be lined up: {aligned['why'][0]}"
+        elif self.params["left_out"] and not len(lateness.steps):
+            self.notes.why_not = (
+                "all collectives that were seen link stages of a pipeline, which come late in the order of the stages"
+                " by design"
+            )
         else:
             self.notes.why_not = (
                 f"only {len(lateness.steps)} steps have collectives that most of their ranks were seen in"

@@ -48,7 +48,7 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
     if verdict["findings"]:
         verdict["status"] = "degraded"
         known = compared or is_alone(case.query, case.params, ranks, world_size)
-        verdict["reason"] = trouble if known else f"stragglers could not be determined: {trouble or notes.why_not}"
+        verdict["reason"] = trouble if known else f"nothing is known of who comes late: {trouble or notes.why_not}"
         if logged is not None:
             verdict["reason"] = _joined(verdict["reason"], logged.note)
     else:

@@ -497,6 +497,15 @@ def test_a_healthy_pipeline_blames_nobody(shared: Store) -> None:
     assert inside
 
 
+def test_why_stages_of_one_rank_are_not_compared_is_named(shared: Store) -> None:
+    """Every collective links stages. Kernels name a slow GPU all the same."""
+    spec = Spec(Mesh(pp=4), Program(micro_batches=8), faults=[parse("compute_straggler:ranks=2:from=20")], steps=60)
+    stored(shared, "stages", spec, 98)
+    verdict = diagnose_store(shared, "stages", 98)
+    assert [(finding["kind"], finding["ranks"]) for finding in verdict["findings"]] == [("compute_straggler", [2])]
+    assert verdict["reason"].startswith("nothing is known of who comes late: all collectives that were seen link stages")
+
+
 def test_since_when_is_found_in_parts_of_a_large_job(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had so many calls that only the newest 20 steps could be read at once."""
     monkeypatch.setattr("argus.diagnose.case.MOST_CALLS", 1)
