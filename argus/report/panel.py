@@ -49,10 +49,11 @@ class Column(TypedDict):
 
 
 class Table(TypedDict):
-    """The text under a picture: its most important rows, at most 50."""
+    """The text under a picture: its most important rows, at most 50, of ``of``."""
 
     columns: list[Column]
     rows: list[list[str | float | int | None]]
+    of: int
 
 
 class HeatRow(TypedDict):

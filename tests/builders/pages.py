@@ -344,6 +344,7 @@ def _rest(packing: Packing) -> list[Panel]:
                     {"title": "lost", "unit": "ns"},
                 ],
                 "rows": [[5, 1.31, 1.4e8], [6, 1.01, None], [7, 1.0, 3e5]],
+                "of": 1024,
             },
         ),
         panel(
@@ -379,6 +380,7 @@ def full_page(
             {"title": "median step", "unit": "ns"},
         ],
         "rows": [[r, f"node-{r // 8}", 6e8 + r * 1e6] for r in range(min(ranks, 20))],
+        "of": ranks,
     }
     panels = [panel("heatmap", heat, table=table), *_rest(packing)]
     return page(panels, verdict_of("degraded", [finding(5)], ranks=ranks)), packing.packed()

@@ -230,7 +230,7 @@ def _table(look: Look, found: list[Traffic]) -> Table:
         ]
         for one in found[:LISTED]
     ]  # fmt: skip
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": rows, "of": len(found)}
 
 
 def _finite(value: float) -> float | None:

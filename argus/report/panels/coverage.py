@@ -68,7 +68,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
         for name, value, loss, _, _ in sorted(counters, key=lambda one: (not one[2] or not one[1], not one[1], one[0]))
         if value
     ]
-    table: Table | None = {"columns": columns, "rows": listed[:LISTED]} if listed else None
+    table: Table | None = {"columns": columns, "rows": listed[:LISTED], "of": len(listed)} if listed else None
     view: Facts = {"view": "facts", "facts": facts[:60]}
     sql = [
         look.sql("All counters", _COUNTERS), look.sql("Signals and what of them was observed", _SIGNALS),

@@ -118,7 +118,7 @@ def _table(look: Look, path: CriticalPath) -> Table:
         [rank, look.place.host.get(rank, ""), what, bounded(longest[rank, what][1]), float(ns), ns / path.length_ns]
         for (rank, what), ns in sorted(sums.items(), key=lambda item: -item[1])
     ]
-    return {"columns": columns, "rows": rows[:50]}
+    return {"columns": columns, "rows": rows[:50], "of": len(rows)}
 
 
 def _sql(look: Look, path: CriticalPath, paths: Paths) -> list[Sql]:

@@ -183,7 +183,7 @@ def _settings(look: Look) -> Table | None:
         {"title": "setting", "unit": ""}, {"title": "value", "unit": ""}, {"title": "on", "unit": ""},
         {"title": "which", "unit": ""},
     ]  # fmt: skip
-    return {"columns": columns, "rows": rows[:LISTED]}
+    return {"columns": columns, "rows": rows[:LISTED], "of": len(rows)}
 
 
 def _unlike_first(rows: Mapping[str, Any], names: tuple[str, ...]) -> list[tuple[Any, ...]]:

@@ -183,4 +183,4 @@ def _table(two: Difference, *, compared: bool) -> Table:
     for one in rows[:LISTED]:
         row: list[str | float | int | None] = [bounded(frame_text(one.frame)), one.self_after, one.total_after]
         listed.append([*row, one.self_before, one.gained] if compared else row)
-    return {"columns": columns, "rows": listed}
+    return {"columns": columns, "rows": listed, "of": len(rows)}

@@ -80,4 +80,4 @@ def _behind(look: Look, collective: Collective, last: dict[int, int]) -> tuple[l
         [rank, look.place.host.get(rank, ""), last[rank], newest - last[rank]] for rank in order[:50]
     ]
     view: Bars = {"view": "bars", "unit": "count", "origin": 0.0, "least": 0.0, "bars": bars}
-    return [view], {"columns": columns, "rows": rows}
+    return [view], {"columns": columns, "rows": rows, "of": len(order)}

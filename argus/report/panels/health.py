@@ -87,4 +87,4 @@ def _figures(look: Look, until_ns: int, wrong: set[tuple[str, str]]) -> Table | 
         [bounded(host, 64), bounded(check, 40), bounded(figure, 60), bounded(device, 40), float(value)]
         for host, check, figure, device, value in figures[:LISTED]
     ]
-    return {"columns": columns, "rows": listed}
+    return {"columns": columns, "rows": listed, "of": len(figures)}

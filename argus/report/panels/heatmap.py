@@ -391,7 +391,7 @@ def _table(look: Look, order: NDArray[np.int64], cells: list[Cells], width: int)
                 one.title, rank, look.place.host.get(rank, ""), look.place.gpu.get(rank, ""), first + column * width,
                 float(flat[at]), usual,
             ])  # fmt: skip
-    return {"columns": columns, "rows": rows[:50]}
+    return {"columns": columns, "rows": rows[:50], "of": len(rows)}
 
 
 def _queries(look: Look, width: int, has_gpu: bool, *, late: bool) -> list[Sql]:

@@ -207,7 +207,7 @@ def _table(look: Look, found: _History) -> Table:
             found.verdicts[place], "yes" if found.baseline[place] else "",
             "changed" if found.changed[place] else "",
         ])  # fmt: skip
-    return {"columns": columns, "rows": listed}
+    return {"columns": columns, "rows": listed, "of": len(steps)}
 
 
 def _date(ns: int) -> str:

@@ -246,4 +246,4 @@ def _table(look: Look, kernels: list[Compared]) -> Table:
             bounded(one.name), rank, look.place.host.get(rank, ""), mean, one.usual_ns, mean / max(one.usual_ns, 1.0),
             float(one.launches[one.slowest]), one.excess_ns,
         ])  # fmt: skip
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": rows, "of": len(kernels)}

@@ -163,4 +163,4 @@ def _table(
             rank, look.place.host.get(rank, ""), look.group(rank), float(slowdown[at]), float(computing[at]),
             float(idle[at]), float(usual[at]),
         ])  # fmt: skip
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": rows, "of": len(slowdown)}

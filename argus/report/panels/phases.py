@@ -90,7 +90,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
         {"title": "median", "unit": "ns"}, {"title": "5 % are above", "unit": "ns"}, {"title": "most", "unit": "ns"},
         {"title": "of rank", "unit": ""}, {"title": "host", "unit": ""},
     ]  # fmt: skip
-    table: Table = {"columns": columns, "rows": listed[:50]}
+    table: Table = {"columns": columns, "rows": listed[:50], "of": len(listed)}
     lead = (
         f"An average of steps {window['first']} to {window['last']}: what findings name, and the median of all ranks, "
         "part by part. The table has what 5 % of the ranks are below and above in each part."

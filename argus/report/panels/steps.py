@@ -113,4 +113,4 @@ def _table(look: Look, rows: Columns) -> Table:
             int(rows["from_step"][at]), float(rows["median_ns"][at]), float(rows["longest_ns"][at]), rank,
             look.place.host.get(rank, ""),
         ])  # fmt: skip
-    return {"columns": columns, "rows": listed}
+    return {"columns": columns, "rows": listed, "of": len(rows["longest_ns"])}

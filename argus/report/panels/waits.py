@@ -164,4 +164,4 @@ def _table(look: Look, late: NDArray[np.int64], spent: NDArray[np.float64], wait
         rank = int(ranks[at])
         many = len(np.unique(waiting[place == at]))
         rows.append([rank, look.place.host.get(rank, ""), many, float(whole[at]), float(whole[at] / max(many, 1))])
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": rows, "of": len(ranks)}

@@ -52,7 +52,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
             })  # fmt: skip
             listed.append([title, value])
     columns: list[Column] = [{"title": "of", "unit": ""}, {"title": "a step over the ideal one", "unit": "ratio"}]
-    table: Table = {"columns": columns, "rows": listed[:50]}
+    table: Table = {"columns": columns, "rows": listed[:50], "of": len(listed)}
     view: Bars = {"view": "bars", "unit": "ratio", "origin": 1.0, "least": SPAN, "bars": bars}
     lead = f"A step takes {float(answers['S']):.2f} times what it would if all with the same work took equally long. "
     if float(answers["S"]) >= WORTH:

@@ -53,9 +53,12 @@ def test_every_panel_is_there_in_order_and_the_absent_ones_at_the_end(visit: Ope
         assert len(colors_of(page, pictures, number)) > 5, number
     assert page.locator(".absent dd").all_inner_texts() == ["No earlier run of this job is stored."]
     assert "✗ bad GPU 5 of node-0" in " ".join(str(page.locator(".facts").text_content()).split())
-    # Each panel has its query, each table a caption and heads.
+    # Each panel has its query, each table a caption, which says what is left out, and heads.
     assert page.locator(".panel summary:has-text('SQL behind it')").count() == len(PANELS)
     assert page.locator("table caption").count() == page.locator("table").count() == 2
+    whole, cut = page.locator("table caption").all_text_contents()
+    assert ":" not in whole
+    assert cut.endswith(": 3 of 1,024 rows")
     assert page.locator("thead th[scope=col]").count() == 6
 
 

@@ -437,8 +437,15 @@ def test_settings_are_no_more_than_other_tables_have(monkeypatch: pytest.MonkeyP
     look: Any = SimpleNamespace(read=lambda text: every if "environment_facts" in text else none)
     table = environment._settings(look)
     assert table is not None
-    assert len(table["rows"]) == 50
+    assert (len(table["rows"]), table["of"]) == (50, 82)
     assert [row[:2] for row in table["rows"][:2]] == [["env.NCCL_99", "0"], ["env.NCCL_99", "1"]]
+
+
+def test_every_table_says_how_many_rows_there_are(pages: Pages) -> None:
+    found = [panel["table"] for panel in pages("slow").page["panels"] if panel["table"] is not None]
+    assert len(found) > 5
+    assert all(len(table["rows"]) <= min(table["of"], 50) for table in found)
+    assert any(len(table["rows"]) < table["of"] for table in found)
 
 
 def test_losses_are_in_the_terminals_words(slow: Made) -> None:

@@ -6,7 +6,7 @@ export type Dtype = "u1" | "u2" | "u4" | "i4" | "f4" | "f8";
 export interface ArrayRef { dtype: Dtype; shape: number[]; offset: number; length: number }
 export interface Sql { title: string; text: string }
 export interface Column { title: string; unit: Unit }
-export interface Table { columns: Column[]; rows: (string | number | null)[][] }
+export interface Table { columns: Column[]; rows: (string | number | null)[][]; of: number }
 export interface HeatRow { rank: number; host: string; gpu: string; group: string; pinned: boolean }
 export interface Measure {
   key: string; title: string; unit: Unit; low: number; high: number; high_is_bad: boolean; cells: ArrayRef;

@@ -4,6 +4,7 @@ import { Damaged, type Arrays } from "./arrays.ts";
 import type { Panel, Table, View } from "./contract.ts";
 import { folded, h, query } from "./dom.ts";
 import type { Context } from "./plot.ts";
+import { counted } from "./units.ts";
 import { bars, cellText, facts, stacked } from "./views/bars.ts";
 import { densities } from "./views/densities.ts";
 import { flame } from "./views/flame.ts";
@@ -69,7 +70,7 @@ function draw(view: View, arrays: Arrays, context: Context, finer: Finer): HTMLE
   }
 }
 
-function table(one: Panel, { columns, rows }: Table, { state }: Context): HTMLElement | null {
+function table(one: Panel, { columns, rows, of }: Table, { state }: Context): HTMLElement | null {
   if (!columns.length) return null;
   const ranks = columns.findIndex(({ title }) => title.toLowerCase() === "rank");
   const body = rows.map((row) => {
@@ -85,7 +86,7 @@ function table(one: Panel, { columns, rows }: Table, { state }: Context): HTMLEl
   });
   const numeric = (i: number) => rows.length > 0 && rows.every((row) => typeof row[i] === "number" || row[i] === null);
   return folded("Table", `${panelId(one.id)}-table`, h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": `Table: ${one.title}` },
-    h("table", {}, h("caption", {}, one.title), h("thead", {}, h("tr", {}, columns.map(({ title }, i) => h("th", { scope: "col", class: numeric(i) ? "number" : "" }, title)))),
+    h("table", {}, h("caption", {}, one.title, of > rows.length ? `: ${rows.length} of ${counted(of, "row")}` : ""), h("thead", {}, h("tr", {}, columns.map(({ title }, i) => h("th", { scope: "col", class: numeric(i) ? "number" : "" }, title)))),
       h("tbody", {}, body))));
 }
 
