@@ -6,11 +6,12 @@ import json
 import shutil
 import sys
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
 from argus.diagnose.kinds import EXPLANATIONS, OWNERS, STATUSES, Explanation, explanation
+from argus.diagnose.owners import owner_of
 from argus.model.errors import EXIT_USAGE, ArgusError
 
 from .options import format_option
@@ -40,9 +41,10 @@ def command(kind: tuple[str, ...], output_format: str) -> None:
       argus explain --format json | jq -r '.[] | .name + ": " + .do'
     """
     name = " ".join(kind)
-    explained = explanation(name) if name else None
+    found = explanation(name) if name else None
+    explained = found and _of_the_site(found)
     if output_format == "json":
-        chosen = EXPLANATIONS if not name else (explained or _unknown(name),)
+        chosen = [_of_the_site(one) for one in EXPLANATIONS] if not name else [explained or _unknown(name)]
         click.echo(json.dumps([asdict(one) for one in chosen], indent=2, ensure_ascii=False))
     elif explained is not None:
         _print(explained)
@@ -52,6 +54,11 @@ def command(kind: tuple[str, ...], output_format: str) -> None:
         _unknown(name)
     else:
         _list()
+
+
+def _of_the_site(explained: Explanation) -> Explanation:
+    """With the owner that this site names."""
+    return replace(explained, owner=owner_of(explained.name))
 
 
 def _unknown(name: str) -> Explanation:

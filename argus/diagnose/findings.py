@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 
-from argus.diagnose.kinds import owner_of
+from argus.diagnose.owners import owner_of
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Finding
 
@@ -54,7 +54,7 @@ def _finding(suspect: Suspect, share: float) -> Finding:
         confidence=round(suspect.confidence, 4),
         level=suspect.level,
         id="",
-        owner=suspect.owner or owner_of(suspect.kind),
+        owner=owner_of(suspect.kind, suspect.owner),
         evidence=[*suspect.evidence, *([] if suspect.cost is None else [suspect.cost]), *suspect.further],
         action=suspect.action,
     )

@@ -171,9 +171,3 @@ def explanation(name: str) -> Explanation | None:
     """The kind of that name, however it is spelled: ``data_loading``, ``data-loading``, ``Data loading``."""
     wanted = name.strip().lower().replace("-", "_").replace(" ", "_")
     return next((one for one in EXPLANATIONS if one.name == wanted), None)
-
-
-def owner_of(kind: str) -> str:
-    """Who has to act on findings of a kind: one of :data:`OWNERS`."""
-    explained = explanation(kind)
-    return explained.owner if explained is not None else "platform"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import importlib.metadata
 import os
 import pkgutil
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from itertools import chain, count
@@ -19,11 +19,10 @@ from argus.health import checks
 from argus.health.check import Look, Result, clean
 from argus.health.limit import Limit
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.model.units import binary_size
+from argus.system import toml
 from argus.system.lean import be_generous
 
 DEFAULT_FILE = Path("/etc/argus/health.toml")
-_MAX_SIZE = 1 << 20
 _MOST = 1_000_000
 """For numbers of the top level: 11 days, 1 TB. More cannot be waited for."""
 _SETTINGS_HINT = "docs/health.md shows what settings look like; argus health --list shows thresholds"
@@ -159,27 +158,13 @@ def load(file: Path | None = None) -> Settings:
     """
     default = file is None
     file = file or DEFAULT_FILE
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        with file.open("rb") as opened:
-            text = opened.read(_MAX_SIZE + 1)
-        if len(text) > _MAX_SIZE:
-            raise ArgusError(f"{file} has more than {binary_size(_MAX_SIZE)}", _SETTINGS_HINT, EXIT_USAGE)
-        tables = tomllib.loads(text.decode())
-    except OSError as failure:
-        if default and isinstance(failure, FileNotFoundError):
+    other = "Name other settings: --config FILE"
+    unreadable = other if os.geteuid() == 0 else "Run it as root, or name other settings: --config FILE"
+    tables = toml.read(file, _SETTINGS_HINT, unreadable)
+    if tables is None:
+        if default:
             return Settings()
-        hint = "Name other settings: --config FILE"
-        if isinstance(failure, PermissionError):
-            hint = "Run it as root, or name other settings: --config FILE"
-        raise ArgusError(f"cannot read {file}: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
-    except RecursionError:
-        raise ArgusError(f"{file} is no TOML: it is nested too deeply", _SETTINGS_HINT, EXIT_USAGE) from None
-    except ValueError as failure:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise ArgusError(f"{file} is no TOML: {clean(failure)}", _SETTINGS_HINT, EXIT_USAGE) from None
+        raise ArgusError(f"cannot read {file}: {os.strerror(errno.ENOENT)}", other, EXIT_UNAVAILABLE)
     return _settings(tables, file)
 
 
