@@ -34,6 +34,8 @@ NAME = 60
 NO_WAIT_NS = 50_000
 """Kernels that begin so soon after their launch find an empty queue: a launch takes some 5 to 20 µs."""
 ADVICE = 2
+MOST_OF_IT = 0.5
+"""Part of the time of kernels that the stored ones must take to be compared."""
 
 _STEPS = """
 job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
@@ -42,11 +44,16 @@ _TIMES = """
 job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
   AND ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})"""
 
+_OWN_STEP = "step BETWEEN"
+_SHIFTED_STEP = (
+    "toInt64(step) + transform(toUInt32(rank), {shifted:Array(UInt32)}, {shifts:Array(Int64)}, toInt64(0)) BETWEEN"
+)
 SPAN = f"""
 SELECT toInt64(min(toUnixTimestamp64Nano(ts))) AS begin_ns,
        toInt64(max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns))) AS end_ns, count() AS steps,
        toFloat64(median(duration_ns)) AS step_ns
 FROM iterations WHERE {_STEPS}
+GROUP BY rank ORDER BY rank
 """
 SAMPLED_SPAN = """
 SELECT toInt64(toUnixTimestamp64Nano(min(ts))) AS begin_ns, toInt64(toUnixTimestamp64Nano(max(last_ts))) AS end_ns,
@@ -136,6 +143,8 @@ class _Read:
         steps: Steps of all ranks; 0: none.
         span_ns: Time of all ranks together.
         advice: (share of the time, what to try).
+        shifted: Whether hosts number steps differently.
+        kernels_ns: Time in which GPUs computed or only communicated, of all ranks together; 0: not known.
     """
 
     query: Query
@@ -143,16 +152,22 @@ class _Read:
     steps: int
     span_ns: float
     advice: list[tuple[float, str]]
+    shifted: bool
+    kernels_ns: float = 0.0
 
     def rows(self, text: str) -> list[dict[str, Any]]:
-        columns = self.query(text, self.params)
+        columns = self.query(self.text(text), self.params)
         return [
             dict(zip(columns, row, strict=True))
             for row in zip(*(column.tolist() for column in columns.values()), strict=True)
         ]
 
     def part(self, name: str, text: str, items: Sequence[Item], query: str) -> Part:
-        return Part(part=name, text=text, items=list(items), sql=runnable_sql(query, self.params))
+        return Part(part=name, text=text, items=list(items), sql=runnable_sql(self.text(query), self.params))
+
+    def text(self, query: str) -> str:
+        """A query by the job's numbers of steps."""
+        return query.replace(_OWN_STEP, _SHIFTED_STEP) if self.shifted else query
 
 
 def short(name: str) -> str:
@@ -174,7 +189,9 @@ def _percent(items: Sequence[Item]) -> str:
     return ", ".join(f"{item['name']} {item['share']:.0%}" for item in items)
 
 
-def breakdown(query: Query, params: Mapping[str, Any], ranks: Sequence[int], steps: Sequence[int]) -> Breakdown:
+def breakdown(
+    query: Query, params: Mapping[str, Any], ranks: Sequence[int], steps: Sequence[int], shifts: Mapping[int, int]
+) -> Breakdown:
     """Where the time of some ranks goes.
 
     Args:
@@ -182,6 +199,7 @@ def breakdown(query: Query, params: Mapping[str, Any], ranks: Sequence[int], ste
         params: job, run.
         ranks: Which.
         steps: The first and the last step; empty: there are none, and all of the trace counts.
+        shifts: What to add to the step numbers of ranks, where that is not 0.
 
     Returns:
         The parts that were measured, and the first two things worth trying. Shares are of the time of the
@@ -189,18 +207,26 @@ def breakdown(query: Query, params: Mapping[str, Any], ranks: Sequence[int], ste
     """
     chosen = list(ranks)[:: max(1, len(ranks) // RANKS)][:RANKS]
     at = {"job": params["job"], "run": params["run"], "ranks": chosen}
+    shifted = {rank: shifts[rank] for rank in chosen if shifts.get(rank)} if steps else {}
     if steps:
         at |= {"first": steps[0], "last": steps[1]}
-    span = query(SPAN if steps else SAMPLED_SPAN, at)
-    begin, end = int(span["begin_ns"][0]), int(span["end_ns"][0])
-    count = int(span["steps"][0]) if steps else 0
-    if not count and not (steps or int(span["samples"][0])):
+    if shifted:
+        at |= {"shifted": list(shifted), "shifts": list(shifted.values())}
+    read = _Read(query, at, 0, 0.0, [], bool(shifted))
+    spans = read.rows(SPAN if steps else SAMPLED_SPAN)
+    begin, end = min((row["begin_ns"] for row in spans), default=0), max((row["end_ns"] for row in spans), default=0)
+    if not steps and not any(row["samples"] for row in spans):
         begin = end = 0
     at |= {"from_ns": begin, "to_ns": end + 1}
-    read = _Read(query, at, count, float(max(end - begin, 0)) * max(len(chosen), 1), [])
-    result = Breakdown(ranks=chosen, steps=list(steps), seconds=round((end - begin) / 1e9, 3), parts=[], advice=[])
-    if steps and count:
-        result["step_ms"] = round(float(span["step_ns"][0]) / 1e6, 4)
+    # Clocks of hosts may differ by any time: each rank's own span counts.
+    longest = max((row["end_ns"] - row["begin_ns"] for row in spans), default=0) if end > begin else 0
+    read.steps = sum(row["steps"] for row in spans) if steps else 0
+    read.span_ns = float(
+        sum(row["end_ns"] - row["begin_ns"] for row in spans) if steps else longest * max(len(chosen), 1)
+    )
+    result = Breakdown(ranks=chosen, steps=list(steps), seconds=round(longest / 1e9, 3), parts=[], advice=[])
+    if read.steps:
+        result["step_ms"] = round(float(np.median([row["step_ns"] for row in spans])) / 1e6, 4)
     if end > begin:
         sections: list[Callable[[_Read], list[Part]]] = [_phases, _gpus, _kernels, _threads, _garbage]
         result["parts"] = [part for section in sections for part in section(read)]
@@ -265,6 +291,7 @@ def _gpus(read: _Read) -> list[Part]:
         "memcpy_ns": "copies",
     }  # fmt: skip
     sums = [{"name": name, "spent_ns": sum(row[key] for row in rows)} for key, name in names.items()]
+    read.kernels_ns = sum(row["compute_ns"] + row["exposed_ns"] for row in rows)
     items = _shares(sorted(sums, key=lambda row: -row["spent_ns"]), total)
     share = {item["name"]: item["share"] for item in items}
     summary = _percent(items)
@@ -342,6 +369,8 @@ def _kernels(read: _Read) -> list[Part]:
         text = KERNELS
         rows = read.rows(text)
     total = sum(row["spent_ns"] for row in rows)
+    if total < MOST_OF_IT * read.kernels_ns:
+        return []  # not all kernels are stored one by one
     by_name: dict[str, dict[str, Any]] = {}
     for row in rows:
         one = by_name.setdefault(short(row["name"]), {"name": short(row["name"]), "spent_ns": 0.0, "times": 0.0})

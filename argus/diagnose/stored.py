@@ -71,8 +71,9 @@ def examine_store(
     )  # fmt: skip
     # Where a rank is the cause, or a hang is named, that is what there is to know.
     if verdict["status"] in ("healthy", "inconclusive") or (verdict["ranks"] <= 1 and verdict["status"] == "degraded"):
-        ranks = sorted(hosts_of(query, {"job": job, "run": run}))
-        parts = breakdown(query, {"job": job, "run": run}, ranks, verdict["steps"] if across is None else [])
+        hosts = hosts_of(query, {"job": job, "run": run})
+        shifts = {rank: across.shift_of(host) for rank, host in hosts.items()} if across is not None else {}
+        parts = breakdown(query, {"job": job, "run": run}, sorted(hosts), verdict["steps"], shifts)
         if parts["parts"] and not verdict["reason"].startswith(NOTHING):
             verdict["breakdown"] = parts
     return Examined(verdict, across, cases[-1] if cases else None)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import jsonschema
 import numpy as np
 import pytest
 
 from argus.cli.main import main
-from argus.diagnose.breakdown import short
+from argus.diagnose.breakdown import breakdown, short
 from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import PARTS, Verdict, json_schema
+from argus.simulate.mesh import Mesh
+from argus.simulate.write import Spec, write
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -213,6 +216,50 @@ def test_a_short_recording_of_gpus(shared: Store) -> None:
     first, second = verdict["breakdown"]["advice"]
     assert "idle for 50% of the time, and kernels begin as soon as they are launched" in first
     assert second.startswith("Rank 1 computes 1.33 times as long as rank 0")
+
+
+@pytest.mark.parametrize(("steps", "status"), [(5, "inconclusive"), (40, "healthy")])
+def test_a_job_on_several_hosts_has_it_as_well(shared: Store, steps: int, status: str) -> None:
+    job = f"two hosts, {steps}"
+    write(shared, job, Spec(Mesh(dp=16, per_host=8), steps=steps), run=1, start_ns=T0)
+    verdict = judged(shared, job)
+    assert (verdict["status"], verdict["breakdown"]["steps"]) == (status, [0, steps - 1])
+    found = texts(verdict)
+    assert found["gpu"].startswith("computing ")
+    assert "backward" in found["gpu_phases"]
+    assert verdict["breakdown"]["advice"]
+    # Of its kernels only those of communicators are stored one by one.
+    assert "kernels" not in found
+
+
+def test_steps_are_those_of_the_job_where_hosts_number_them_differently(shared: Store) -> None:
+    """Steps 10 to 19 of rank 0 are 110 to 119 of rank 1, whose clock is an hour ahead."""
+    hour = 3600 * S
+    every = [(rank, step) for rank in (0, 1) for step in range(30)]
+    with Writer(shared, source="test") as writer:
+        store_run(writer, [0, 1], job="shifted", steps=0)
+        own = [step + 100 * rank for rank, step in every]
+        ts = [T0 + step * 100 * MS + hour * rank for rank, step in every]
+        writer.append("iterations", {
+            "job": "shifted", "run": 1, "rank": [rank for rank, _ in every], "step": own, "host": "node-0", "ts": ts,
+            "duration_ns": [(50 if 10 <= step < 20 else 100) * MS for _, step in every], "collectives": 0,
+            "launches": 0, "method": "marks", "confidence": 1.0,
+        })  # fmt: skip
+        rows = [(at, rank, phase) for at, (rank, _) in enumerate(every) for phase in ("forward", "backward")]
+        writer.append("phases", {
+            "job": "shifted", "run": 1, "rank": [rank for _, rank, _ in rows], "step": [own[at] for at, *_ in rows],
+            "host": "node-0", "ts": [ts[at] for at, *_ in rows], "phase": [phase for *_, phase in rows],
+            "duration_ns": [
+                10 * MS if 10 <= every[at][1] < 20 else (90 if phase == "forward" else 1) * MS for at, _, phase in rows
+            ],
+            "overlapped_ns": 0, "spans": 1, "method": "marks", "confidence": 1.0,
+        })  # fmt: skip
+    found = breakdown(partial(query_columns, shared), {"job": "shifted", "run": 1}, [0, 1], [110, 119], {0: 100, 1: 0})
+    assert (found["step_ms"], found["seconds"]) == (50, 0.95)
+    (phases,) = (part for part in found["parts"] if part["part"] == "phases")
+    assert phases["text"] in ("forward 50%, backward 50%", "backward 50%, forward 50%")
+    # The query of the evidence is the one that was asked.
+    assert query_columns(shared, phases["sql"])["spent_ns"].tolist() == [200.0 * MS] * 2
 
 
 def test_it_is_printed_after_the_status(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
