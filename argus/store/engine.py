@@ -49,6 +49,7 @@ MAX_THREADS = 4
 # merged into others (250 a minute of one tracer) stay for up to 5 minutes; its caches may hold 5 GB each. Threads and
 # parts can be set in a file only (``scripts/bench memory``). What conditions select is not remembered: an entry takes
 # 400 bytes and not the 64 that are counted, and a diagnosis that goes on asks 400 times a minute, never twice the same.
+# A merge takes 9 to 19 MB even of small parts (``system.merges``); the two threads would have four of them under way.
 CONFIG = """<clickhouse>
     <max_parts_cleaning_thread_pool_size>2</max_parts_cleaning_thread_pool_size>
     <mark_cache_size>67108864</mark_cache_size>
@@ -56,6 +57,7 @@ CONFIG = """<clickhouse>
     <primary_index_cache_size>33554432</primary_index_cache_size>
     <query_condition_cache_size>0</query_condition_cache_size>
     <compiled_expression_cache_size>16777216</compiled_expression_cache_size>
+    <background_merges_mutations_concurrency_ratio>1</background_merges_mutations_concurrency_ratio>
     <merge_tree>
         <min_free_disk_bytes_to_perform_insert>{free}</min_free_disk_bytes_to_perform_insert>
         <max_cleanup_delay_period>60</max_cleanup_delay_period>
