@@ -18,7 +18,8 @@ from argus.capture.process.targets import (
 )
 from argus.live.dump import ThreadStack, dump
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.text import counted
+from argus.model.stacks import Frame
+from argus.model.text import FRAME_WIDTH, counted, shortened
 from argus.semantics.stacks.stack import Group, group_by_stack, label, thread_role
 from argus.system import privileges
 
@@ -113,6 +114,10 @@ def _where(thread: ThreadStack) -> str:
     return f"{what}, holds the GIL" if thread.gil else what
 
 
+def _text(frame: Frame) -> str:
+    return shortened(label(frame, lines=True), FRAME_WIDTH)
+
+
 def _each(console: Console, threads: list[ThreadStack]) -> None:
     pid = -1
     for thread in threads:
@@ -126,11 +131,9 @@ def _each(console: Console, threads: list[ThreadStack]) -> None:
             continue
         frames = thread.stack.frames[::-1]
         for frame in frames[:FRAMES_SHOWN]:
-            _print_line(console, f"      {label(frame, lines=True)}")
+            _print_line(console, f"      {_text(frame)}")
         if len(frames) > FRAMES_SHOWN:
-            _print_line(
-                console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim"
-            )
+            _print_line(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {_text(frames[-1])}", "dim")
 
 
 def _grouped(console: Console, threads: list[ThreadStack]) -> None:
@@ -169,9 +172,9 @@ def _group(console: Console, group: Group, threads: list[ThreadStack]) -> None:
     if group.alike == "prefix":
         _print_line(console, "      (they part below this)", "dim")
     for frame in frames[:FRAMES_SHOWN]:
-        _print_line(console, f"      {label(frame, lines=True)}")
+        _print_line(console, f"      {_text(frame)}")
     if len(frames) > FRAMES_SHOWN:
-        _print_line(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim")
+        _print_line(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {_text(frames[-1])}", "dim")
 
 
 def _tally(threads: list[ThreadStack]) -> list[tuple[str, int]]:

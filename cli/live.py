@@ -412,7 +412,7 @@ def _legend(ranks: Sequence[RankView], by: str, width: int) -> Text:
 
 
 def _where(view: View, width: int) -> _Section:
-    lines = [Text(shortened(line, width)) for line in view.steps_go]
+    lines = [Text(line if len(line) <= width else f"{line[: width - 1]}…") for line in view.steps_go]
     return _Section(min(len(lines), 1), len(lines), lambda room: lines[:room])
 
 
@@ -460,19 +460,19 @@ def kernel_lines(view: View, width: int, most: int) -> list[Text]:
 
 
 def _health(view: View) -> Text:
-    """Argus itself, in a line: what was lost first."""
+    """Argus itself, in a line: what it costs, then what was lost, whose text may be cut."""
     text = Text("Argus: ", style="dim")
     if view.store_error:
         text.append(f"store away, {size(view.waiting_bytes)} waiting: {view.store_error}  ", style="yellow")
+    if view.overhead is not None:
+        text.append(f"overhead {view.overhead:.2%}, ", style="dim")
+    text.append(f"CPU {view.cpu_share:.1%}, ring {view.ring_fill:.0%}, ", style="dim")
     if view.lost:
         name, value = max(view.lost.items(), key=lambda item: item[1])
         more = f" and {len(view.lost) - 1} more" if len(view.lost) > 1 else ""
         text.append(f"{describe(name, value)}{more}", style="yellow")
     else:
         text.append("nothing lost", style="dim")
-    if view.overhead is not None:
-        text.append(f", overhead {view.overhead:.2%}", style="dim")
-    text.append(f", CPU {view.cpu_share:.1%} of a core, ring {view.ring_fill:.0%}", style="dim")
     if view.notes:
         text.append(f"  note: {view.notes[-1]}", style="dim")
     return text
@@ -566,11 +566,17 @@ def _gpus(view: View, job: JobView | None, width: int) -> list[Text]:
         states = list(dict.fromkeys(row.text for row in view.gpu)) or ["no GPU is used"]
         for text in states[:3]:
             lines += [Text(line, style="dim") for line in wrapped(f"GPU times: {text}", width)]
-    lines += [Text(), Text("rank       pid   launches  collectives      steps", style="bold")]
-    for rank in view.ranks:
-        if job is None or (rank.job, rank.run) == (job.name, job.run):
-            counts = f"{rate(rank.launch_rate):>11}{rate(rank.collective_rate):>13}{rank.steps:>11,}"
-            lines.append(Text(f"{rank.rank:>4}{rank.pid:>10}{counts}"))
+    own = [rank for rank in view.ranks if job is None or (rank.job, rank.run) == (job.name, job.run)]
+    columns = {
+        "launches": (11, [rate(rank.launch_rate) for rank in own], any(rank.launch_rate for rank in own)),
+        "collectives": (13, [rate(rank.collective_rate) for rank in own], any(rank.collective_rate for rank in own)),
+        "steps": (11, [f"{rank.steps:,}" for rank in own], True),
+    }
+    shown = [(title, wide, cells) for title, (wide, cells, some) in columns.items() if some]
+    lines += [Text(), Text("rank       pid" + "".join(f"{title:>{wide}}" for title, wide, _ in shown), style="bold")]
+    for at, rank in enumerate(own):
+        counts = "".join(f"{cells[at]:>{wide}}" for _, wide, cells in shown)
+        lines.append(Text(f"{rank.rank:>4}{rank.pid:>10}{counts}"))
     if view.gpu_kernels or view.kernels:
         lines += [Text(), *kernel_lines(view, width, 8)]
     if view.collectives:

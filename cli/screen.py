@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .drawing import plain_ascii
+from .outlet import Outlet
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 """To the alternate screen, without a cursor, empty."""
@@ -32,6 +33,8 @@ _KEYS = {
 }  # fmt: skip
 SLICE_S = 0.1
 """Longest wait for a key at once: a signal that ends the trace is noticed so soon."""
+STOPPED_S = 1.0
+"""How long the last frame may take: then the terminal counts as stopped."""
 FALLBACK = (80, 24)
 
 
@@ -71,6 +74,7 @@ class Screen:
     def __init__(self, console: Console, source: int = 0) -> None:
         self._console = console
         self._out = console.file.fileno()
+        self._outlet = Outlet(self._out)
         self._source = source if source >= 0 and os.isatty(source) else -1
         self._terminal = self._source
         self._modes: list[Any] | None = None
@@ -149,7 +153,7 @@ class Screen:
         self._size = size
         if self._closed:
             return
-        self._write(f"{_BEGIN}{clear}\x1b[H{text}\x1b[0m\x1b[K\x1b[J{_END}")
+        self._outlet.write(f"{_BEGIN}{clear}\x1b[H{text}\x1b[0m\x1b[K\x1b[J{_END}", frame=True)
 
     def keys(self, seconds: float, stopping: Sequence[object] = ()) -> list[str]:
         """Waits for keys, for so long at most or until there is something in ``stopping``; returns what came."""
@@ -183,26 +187,21 @@ class Screen:
                 tty.setcbreak(self._terminal, termios.TCSADRAIN)
         self._shown = True
         self._size = (0, 0)
-        self._write(_ENTER)
+        self._outlet.write(_ENTER)
 
     def _hide(self) -> None:
         if not self._shown:
             return
         self._shown = False
+        written = False
         with contextlib.suppress(OSError):  # it may be gone
-            self._write(_LEAVE)
+            self._outlet.write(_LEAVE)
+            written = self._outlet.drain(STOPPED_S)
         if self._modes is not None:
             with contextlib.suppress(termios.error):
-                termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._modes)
+                # Of a terminal that is stopped nobody waits for what it has not shown.
+                termios.tcsetattr(self._terminal, termios.TCSADRAIN if written else termios.TCSANOW, self._modes)
             self._modes = None
-
-    def _write(self, text: str) -> None:
-        left = text.encode(errors="replace")
-        while left:
-            try:
-                left = left[os.write(self._out, left) :]
-            except BlockingIOError:  # somebody else's setting
-                select.select([], [self._out], [], SLICE_S)
 
     def _suspend(self, number: int, _frame: FrameType | None) -> None:
         self._hide()

@@ -23,6 +23,7 @@ from argus.system.limits import frugal
 from . import interrupt
 from .closing import say, sum_up
 from .live import Scene, frame, plain_line
+from .outlet import Outlet
 from .screen import Screen, is_possible, stdin_fd
 from .status import Status
 from .verdict_text import news_lines
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from argus.diagnose.follow.watch import Watch
 
 PLAIN_INTERVAL_S = 5.0
+LAST_LINES_S = 1.0
+"""How long the last line may take to be read, before the verdict is printed."""
 DRAWN_EVERY_S = 0.5
 DRAWN_SHARE = 0.1
 """Of the time, for drawing, at most: a view of hundreds of ranks takes a tenth of a second."""
@@ -158,6 +161,8 @@ def _watch(
     next_round_s, drawn_every_s = 0.0, DRAWN_EVERY_S
     with contextlib.ExitStack() as until_end:
         screen = None
+        printed = Outlet(console.file.fileno())
+        until_end.callback(printed.drain, LAST_LINES_S)
         if not plain and is_possible(console):
             screen, shown = until_end.enter_context(Screen(console, stdin_fd())), float("-inf")
             interrupt.restore = screen.close  # a second Ctrl-C ends the process at once
@@ -192,18 +197,18 @@ def _watch(
                     screen = None
                 continue
             tracer.on_stall = _report_stall
-            for note in tracer.news():
-                say(console, f"note: {note}")
-            for line in news_lines(watch.take() if watch is not None else []):
-                say(console, line)
+            lines = [f"note: {note}" for note in tracer.news()]
+            lines += news_lines(watch.take() if watch is not None else [])
             known = tracer.gpu_times() if round_is_due else []
-            for line in known:
-                if line not in gpu_times:
-                    say(console, line)
+            lines += [line for line in known if line not in gpu_times]
             gpu_times = known or gpu_times
             if now - shown >= PLAIN_INTERVAL_S:
-                say(console, plain_line(tracer.view(), _standings(tracer, watch)))
+                lines.append(plain_line(tracer.view(), _standings(tracer, watch)))
                 shown = now
+            with console.capture() as capture:
+                for line in lines:
+                    say(console, line)
+            printed.write(capture.get())
             interrupt.pause(stopping, until - time.monotonic())
 
 

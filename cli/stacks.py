@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.text import printable
+from argus.model.text import FRAME_WIDTH, printable, shortened
 from argus.model.units import duration, rank_text
 from argus.semantics.stacks.profile import frame_text
 from argus.semantics.stacks.stack import Group, group_by_stack
@@ -120,7 +120,7 @@ def _group_lines(group: Group, own: list[Thread], first: Group | None, most: int
             "functions": "    (the same functions; lines differ where none is shown)",
             "prefix": "    (in different places below this)",
         }[group.alike]
-    frames = [frame_text(frame) for frame in group.frames]
+    frames = [shortened(frame_text(frame), FRAME_WIDTH) for frame in group.frames]
     if first is not None and 0 < group.common < len(group.frames):
         # What they share with the first group has been shown there.
         frames = frames[max(group.common - 1, 0) :]

@@ -24,6 +24,8 @@ def shortened(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:] if tail else ''}"
 
 
+FRAME_WIDTH = 160
+"""Characters of a frame of a stack that a line shows: names of C++ templates have thousands."""
 NAME_WIDTH = 80
 """Characters of a name that a sentence or a column shows."""
 

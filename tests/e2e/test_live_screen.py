@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import shlex
 import sys
+import termios
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
+from argus.cli.screen import Screen
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +32,8 @@ def is_whole(terminal: Terminal) -> bool:
         and rows[1].startswith("step 5")
         and "compute straggler  rank 11" in rows[2] + rows[3]
         and ranks[:1] == ["11"]
-        and rows[-1].startswith("Argus: nothing lost")
+        and rows[-1].startswith("Argus: ")
+        and "nothing lost" in rows[-1]
         and terminal.text.count("DEGRADED") == 1
         and terminal.text.count("Argus: ") == 1
     )
@@ -128,6 +135,21 @@ def test_an_end_by_force_gives_the_terminal_back(keys: str, message: str) -> Non
         terminal.wait(lambda: is_whole(terminal), what="a frame")
         terminal.type(keys)
         check_end(terminal, message)
+
+
+def test_a_terminal_that_is_stopped_holds_up_nobody() -> None:
+    """Nobody reads what is drawn, as after Ctrl-S: drawing goes on, and the terminal's modes come back at the end."""
+    master, slave = pty.openpty()
+    try:
+        before = termios.tcgetattr(slave)
+        with open(slave, "w", closefd=False) as file, Screen(Console(file=file, force_terminal=True), slave) as screen:
+            for number in range(200):
+                screen.draw([Text(f"{number} " * 20)] * 24)
+            assert termios.tcgetattr(slave) != before
+        assert termios.tcgetattr(slave) == before
+    finally:
+        os.close(slave)
+        os.close(master)
 
 
 def test_ctrl_backslash_gives_the_terminal_back() -> None:

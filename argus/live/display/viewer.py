@@ -31,8 +31,8 @@ def describe_phases(job: Job) -> list[str]:
             behind = job.hidden_ns if what == "steps" else 0
             hidden = f"; communication behind them {behind / total:.1%}" if behind else ""
             few = what == "steps" and job.phased_steps < WITH_PHASES * job.step_count
-            seen = f", of {job.phased_steps:,} of {job.step_count:,} whose phases were seen" if few else ""
-            lines.append(f"where {what} go{seen}: {', '.join(parts)}{hidden}")
+            seen = f" (of {job.phased_steps:,} of {job.step_count:,} steps whose phases were seen)" if few else ""
+            lines.append(f"where {what} go: {', '.join(parts)}{hidden}{seen}")
     return lines
 
 

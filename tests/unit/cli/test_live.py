@@ -51,7 +51,7 @@ def test_what_matters_is_first_and_fits(width: int, height: int) -> None:
     assert re.search(r"1[234] others alike", text)
     assert "__getitem__ (train.py:10)  sleep  rank 11" in text
     assert text.index("alike") < text.index("hottest lines on the CPU") < text.index("main threads off the CPU")
-    assert lines[-1].startswith("Argus: nothing lost, overhead 0.31%")
+    assert lines[-1].startswith("Argus: overhead 0.31%, CPU 3.1%, ring 1%, nothing lost")
 
 
 def test_the_legend_keeps_what_the_bars_show() -> None:
@@ -138,6 +138,9 @@ def test_a_job_on_cpus_has_no_columns_of_gpus() -> None:
     assert "1 rank  step 640" in text
     assert "data loading" in text
     assert re.search(r"^ +0 +3\.10 ms", text, re.M)
+    idle = [replace(rank, launch_rate=0.0, collective_rate=0.0) for rank in ranks]
+    page = frame(replace(a_view(**view), ranks=idle), {}, Scene(page="g"), 80, 24)
+    assert "rank       pid      steps" in "\n".join(line.plain for line in page)
 
 
 STATES = [
@@ -197,7 +200,7 @@ def test_the_job_that_fares_worst_is_shown_and_tab_shows_the_next() -> None:
 
 
 def test_argus_own_health_is_the_last_line() -> None:
-    assert rows(lost={"launches_dropped": 1})[-1].startswith("Argus: 1 CUDA call lost: their ring was full")
+    assert "ring 1%, 1 CUDA call lost: their ring was full" in rows(lost={"launches_dropped": 1})[-1]
     away = rows(None, 120, waiting_bytes=3_000_000, store_error="refused")[-1]
     assert away.startswith("Argus: store away, 3.0 MB waiting: refused")
 
