@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+
+import pyarrow as pa
 
 from argus.live.job import Job
 from argus.live.options import Options
 from argus.live.session import Session
+from argus.store.arrow import Values, to_arrow
+
+
+class Rows:
+    """A writer that keeps rows, and raises what the store's own does.
+
+    Attributes:
+        tables: Rows of each table as the store would have them, in order.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[dict[str, Any]]] = {}
+
+    def append(self, table: str, rows: pa.Table | Mapping[str, Values]) -> int:
+        """As ``argus.store.writer.Writer.append``."""
+        converted = to_arrow(table, rows)
+        self.tables.setdefault(table, []).extend(converted.to_pylist())
+        return int(converted.num_rows)
+
+    def __getitem__(self, table: str) -> list[dict[str, Any]]:
+        return self.tables.get(table, [])
 
 
 def a_session(

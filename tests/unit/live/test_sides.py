@@ -16,18 +16,7 @@ from argus.live.options import Options
 from argus.live.side import Side
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.tracer import Tracer
-from tests.builders.sessions import a_session
-
-
-class Rows:
-    """A writer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.features: list[tuple[int, str, str]] = []
-
-    def append(self, table: str, rows: Any) -> None:
-        if table == "features":
-            self.features += zip(rows["rank"].tolist(), rows["feature"], rows["state"], strict=True)
+from tests.builders.sessions import Rows, a_session
 
 
 class Observer(Side):
@@ -79,7 +68,8 @@ def test_what_changes_is_a_feature_of_every_rank_that_runs() -> None:
     session = a_session(rows, jobs=[job])
     budget: Any = BudgetSide(session, *[Observer()] * 2, (), SimpleNamespace())  # type: ignore[arg-type]
     budget._report(Change(Rung.FOLLOW_WAITS, True, 0.02, 0.01))
-    assert rows.features == [(0, "following waits", "off"), (2, "following waits", "off")]
+    states = [(row["rank"], row["feature"], row["state"]) for row in rows["features"]]
+    assert states == [(0, "following waits", "off"), (2, "following waits", "off")]
     assert session.notes[-1].startswith("overhead: time off the CPU is not followed")
 
 

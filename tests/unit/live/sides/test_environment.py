@@ -12,21 +12,9 @@ from argus.live.job import Job, Member
 from argus.live.sides import environment
 from argus.live.sides.environment import EnvironmentSide
 from argus.model.environment import digest
-from tests.builders.sessions import a_session
+from tests.builders.sessions import Rows, a_session
 
 NODE = {"kernel.release": "6.8", "unreadable": "cpu.governor"}
-
-
-class Rows:
-    """A writer that keeps the rows of environments."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict[str, str]]] = []
-
-    def append(self, table: str, row: Any) -> None:
-        assert table == "environments"
-        assert int(row["digest"][0]) == digest(row["facts"][0]) != 0
-        self.rows.append((int(row["rank"][0]), row["facts"][0]))
 
 
 class Answered:
@@ -45,14 +33,21 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 1, command: str = "", **options: Any) -> None:
         self.facts = {10 + rank: {"env.NCCL_ALGO": "Ring"} for rank in range(ranks)}
         self.asked: list[int] = []
-        self.job, self.stored = Job("j", 1), Rows()
+        self.job, self.rows = Job("j", 1), Rows()
         for rank, pid in enumerate(self.facts):
             target: Any = SimpleNamespace(pid=pid, command=command)
             self.job.members[pid] = Member(target, rank, "torchrun")
         monkeypatch.setattr(environment, "read_facts", self._read)
         monkeypatch.setattr(environment, "host_facts", lambda: dict(NODE))
         monkeypatch.setattr(environment, "Aside", Answered)
-        self.side = EnvironmentSide(a_session(self.stored, jobs=[self.job], **options))
+        self.side = EnvironmentSide(a_session(self.rows, jobs=[self.job], **options))
+
+    @property
+    def stored(self) -> list[tuple[int, dict[str, str]]]:
+        """Rank and facts of each row, in order."""
+        rows = [(row["rank"], dict(row["facts"]), row["digest"]) for row in self.rows["environments"]]
+        assert all(stored == digest(facts) != 0 for _, facts, stored in rows)
+        return [(rank, facts) for rank, facts, _ in rows]
 
     def _read(self, pid: int) -> dict[str, str]:
         self.asked.append(pid)
@@ -65,12 +60,12 @@ def test_a_rank_is_read_three_times_and_stored_when_it_changed(monkeypatch: pyte
     ranks = Ranks(monkeypatch)
     for now in (0.0, 1.0, 9.0):
         ranks.side.look(now)
-    assert ranks.stored.rows == [(0, {**NODE, "env.NCCL_ALGO": "Ring"})]
+    assert ranks.stored == [(0, {**NODE, "env.NCCL_ALGO": "Ring"})]
     ranks.facts[10]["torch.version"] = "2.9"
     for now in (10.0, 11.0, 60.0, 200.0):
         ranks.side.look(now)
     assert len(ranks.asked) == 3
-    assert [facts.get("torch.version") for _, facts in ranks.stored.rows] == [None, "2.9"]
+    assert [facts.get("torch.version") for _, facts in ranks.stored] == [None, "2.9"]
 
 
 def test_few_are_read_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +73,7 @@ def test_few_are_read_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks.side.look(0.0)
     assert len(ranks.asked) == environment.AT_ONCE
     ranks.side.look(0.5)
-    assert sorted(rank for rank, _ in ranks.stored.rows) == list(range(environment.AT_ONCE + 1))
+    assert sorted(rank for rank, _ in ranks.stored) == list(range(environment.AT_ONCE + 1))
 
 
 def test_a_node_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +83,10 @@ def test_a_node_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyP
     ranks.side.look(0.0)
     assert not ranks.asked
     ranks.side.look(environment.NODE_S)
-    assert ranks.stored.rows == [(0, {"env.NCCL_ALGO": "Ring", "unreadable": "node"})]
+    assert ranks.stored == [(0, {"env.NCCL_ALGO": "Ring", "unreadable": "node"})]
     node.wait, node.result = lambda seconds: True, lambda: dict(NODE)
     ranks.side.look(environment.NODE_S + environment.AGAIN_S[1])
-    assert ranks.stored.rows[-1] == (0, {**NODE, "env.NCCL_ALGO": "Ring"})
+    assert ranks.stored[-1] == (0, {**NODE, "env.NCCL_ALGO": "Ring"})
 
 
 def test_who_cannot_be_read_any_more_keeps_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +95,14 @@ def test_who_cannot_be_read_any_more_keeps_what_was_read(monkeypatch: pytest.Mon
     del ranks.facts[10]
     ranks.side.look(10.0)
     assert len(ranks.asked) == 2
-    assert len(ranks.stored.rows) == 1
+    assert len(ranks.stored) == 1
 
 
 def test_who_cannot_be_read_at_all_has_the_facts_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, command="python train.py")
     ranks.facts.clear()
     ranks.side.look(0.0)
-    assert ranks.stored.rows == [
+    assert ranks.stored == [
         (0, {"kernel.release": "6.8", "command": "python train.py", "unreadable": "cpu.governor,process"})
     ]
 
@@ -118,7 +113,7 @@ def test_what_a_short_trace_leaves_young_is_read_at_its_end(monkeypatch: pytest.
     ranks.facts[10]["torch.version"] = "2.9"
     del ranks.facts[11]
     ranks.side.stop()
-    assert [(rank, facts.get("torch.version")) for rank, facts in ranks.stored.rows] == [
+    assert [(rank, facts.get("torch.version")) for rank, facts in ranks.stored] == [
         (0, None),
         (1, None),
         (0, "2.9"),
@@ -145,4 +140,4 @@ def test_commands_without_who_and_where(
 ) -> None:
     ranks = Ranks(monkeypatch, command=command, redact=redact)
     ranks.side.look(0.0)
-    assert ranks.stored.rows[0][1]["command"] == stored
+    assert ranks.stored[0][1]["command"] == stored

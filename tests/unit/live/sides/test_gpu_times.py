@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
@@ -36,7 +35,7 @@ from argus.store.arrow import to_arrow
 from argus.tables import gpu as gpu_rows
 from argus.tables.arrow import Origin
 from argus.tables.gpu import Names, gpu_host_events, kernel_events
-from tests.builders.sessions import a_session
+from tests.builders.sessions import Rows, a_session
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 OFFSET = 500
@@ -190,19 +189,6 @@ class FakeCollector:
 
     def give(self, gpu: NDArray[np.void], host: NDArray[np.void] | None = None) -> None:
         self.batches.append(Batch(gpu, np.empty(0, HOST_OP) if host is None else host, Counter()))
-
-
-class Rows:
-    """A writer that keeps what it is given, as the store would have it."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, list[dict[str, Any]]] = {}
-
-    def append(self, table: str, rows: pa.Table | Mapping[str, Any]) -> None:
-        self.tables.setdefault(table, []).extend(to_arrow(table, rows).to_pylist())
-
-    def __getitem__(self, table: str) -> list[dict[str, Any]]:
-        return self.tables.get(table, [])
 
 
 class Session:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
@@ -22,14 +20,13 @@ from argus.live.sides.recorder import FlightRecorder, called_ns
 from argus.model.errors import ArgusError
 from argus.model.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
 from argus.semantics.gpu.kernel_steps import KEPT_NS, KEPT_OPS, NO_STEP, KernelGroups, KernelSteps, describe, size_text
-from argus.store.arrow import to_arrow
 from argus.store.flags import Flag, flag
 from argus.store.open import open_store
 from argus.store.read.stacks import Selection
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 from argus.tables.gpu import Names
-from tests.builders.sessions import a_session
+from tests.builders.sessions import Rows, a_session
 from tests.stores import new_store
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
@@ -50,19 +47,6 @@ def ops(start_ns: NDArray[np.int64], took_ns: int = 5 * US, **fields: Any) -> ND
     for name, value in fields.items():
         out[name] = value
     return out
-
-
-class Rows:
-    """A writer that keeps what it is given, as the store would have it."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, list[dict[str, Any]]] = {}
-
-    def append(self, table: str, rows: pa.Table | Mapping[str, Any]) -> None:
-        self.tables.setdefault(table, []).extend(to_arrow(table, rows).to_pylist())
-
-    def __getitem__(self, table: str) -> list[dict[str, Any]]:
-        return self.tables.get(table, [])
 
 
 # ---- the recorder

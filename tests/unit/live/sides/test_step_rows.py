@@ -14,7 +14,7 @@ from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import StepRows
 from argus.semantics.phases.cpu import MARK, What
 from argus.semantics.steps.range_names import Role
-from tests.builders.sessions import a_session
+from tests.builders.sessions import Rows, a_session
 
 MS = 10**6
 STEP_MS, STEPS = 10, 60
@@ -28,19 +28,6 @@ class Target:
 
     def has(self, _library: str) -> bool:
         return True
-
-
-class Rows:
-    """A writer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, list[Any]] = {}
-
-    def append(self, table: str, rows: Any) -> None:
-        self.tables.setdefault(table, []).append(rows)
-
-    def steps_of(self, table: str) -> list[int]:
-        return sorted({step for rows in self.tables.get(table, []) for step in rows["step"].tolist()})
 
 
 class Nothing:
@@ -65,7 +52,7 @@ def marks_of_step(number: int) -> list[tuple[int, int, int, int, int, int]]:
 @pytest.mark.parametrize("within_ms", [1, 4, 8])
 def test_steps_after_ranges_were_given_up_have_no_phases(within_ms: int) -> None:
     """Wherever in a step that was: marks from before it that come late open nothing that never ends."""
-    writer: Any = Rows()
+    writer = Rows()
     job = Job("job", 1, groups_due=float("inf"))
     job.members[0] = member = Member(Target(), 0, "order")  # type: ignore[arg-type]
     rows = StepRows(a_session(writer, jobs=[job]), Nothing())  # type: ignore[arg-type]
@@ -81,7 +68,7 @@ def test_steps_after_ranges_were_given_up_have_no_phases(within_ms: int) -> None
             marks = marks[marks["what"] == What.BACKWARD_BEGIN]
         job.feed_marks(member, marks)
         rows.store(job, float(number), (110 + (number + 1) * STEP_MS) * MS, final=False)
-    steps, phased = writer.steps_of("iterations"), writer.steps_of("phases")
+    steps, phased = (sorted({row["step"] for row in writer[table]}) for table in ("iterations", "phases"))
     assert len(steps) >= STEPS - 4
     assert STEPS // 2 - 3 <= len(phased) <= STEPS // 2 + 1
     assert phased == steps[: len(phased)]
@@ -92,7 +79,7 @@ def test_steps_after_ranges_were_given_up_have_no_phases(within_ms: int) -> None
 
 def test_the_time_before_a_first_window_counts_though_it_opened_before_steps_were_asked_for() -> None:
     """While the store opens nothing asks for steps: by then the first window may have begun."""
-    writer: Any = Rows()
+    writer = Rows()
     job = Job("job", 1, groups_due=float("inf"))
     job.members[0] = member = Member(Target(), 0, "order")  # type: ignore[arg-type]
     rows = StepRows(a_session(writer, jobs=[job]), Nothing())  # type: ignore[arg-type]
@@ -105,8 +92,8 @@ def test_the_time_before_a_first_window_counts_though_it_opened_before_steps_wer
     seen = [mark for number in range(40, STEPS) for mark in marks_of_step(number) if mark[3] == What.BACKWARD_BEGIN]
     job.feed_marks(member, np.array(seen, MARK))
     rows.store(job, 0.0, begins[-1] + STEP_MS * MS, final=False)
-    (stored,) = writer.tables["iterations"]
-    steps, ts = stored["step"].astype(np.int64), stored["ts"]
+    stored = writer["iterations"]
+    steps, ts = np.array([row["step"] for row in stored]), np.array([row["ts"].value for row in stored])
     assert len(steps) >= 35
     # Ends of optimisers divide steps at first, begins of backward passes, 3 ms later in each, thereafter.
     assert np.abs((ts - ts[0]) / (STEP_MS * MS) - (steps - steps[0])).max() < 1
@@ -115,7 +102,7 @@ def test_the_time_before_a_first_window_counts_though_it_opened_before_steps_wer
 
 def test_a_job_that_begins_after_backward_passes_are_seen_in_windows_has_steps() -> None:
     """As when a launcher starts its program again."""
-    writer: Any = Rows()
+    writer = Rows()
     session = a_session(writer)
     session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set())
     side = ProbingSide(session)
@@ -138,8 +125,7 @@ def test_a_job_that_begins_after_backward_passes_are_seen_in_windows_has_steps()
         if 10 <= number % 40 < 20:
             job.feed_marks(member, np.array([(begin + 2 * MS, 0, 7, What.BACKWARD_BEGIN, 0, 0)], MARK))
         rows.store(job, float(number), begin + STEP_MS * MS, final=False)
-    stored = np.concatenate([part["step"].astype(np.int64) for part in writer.tables["iterations"]])
-    durations = np.concatenate([part["duration_ns"].astype(np.int64) for part in writer.tables["iterations"]])
+    stored = writer["iterations"]
     assert len(stored) == 5 * 9
-    assert np.unique(durations).tolist() == [STEP_MS * MS]
-    assert stored[-1] - stored[0] == pytest.approx(168, abs=1)
+    assert {row["duration_ns"] for row in stored} == {STEP_MS * MS}
+    assert stored[-1]["step"] - stored[0]["step"] == pytest.approx(168, abs=1)
