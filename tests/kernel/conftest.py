@@ -6,11 +6,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from argus.capture.process.targets import maps_cuda
 from tests.stores import new_store
+
+if TYPE_CHECKING:
+    from argus.live.tracer import Tracer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
 
@@ -22,6 +26,16 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0, what: str
         if time.monotonic() > deadline:
             pytest.fail(f"waited {timeout_s} s for {what}")
         time.sleep(0.01)
+
+
+def poll_until(tracer: Tracer, condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "it") -> None:
+    """Polls a tracer until something happens; fails if it does not."""
+
+    def polled() -> bool:
+        tracer.poll()
+        return condition()
+
+    wait_until(polled, timeout_s, what)
 
 
 def wait_for_cuda(pids: list[int]) -> None:

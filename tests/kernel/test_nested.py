@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from argus.live.options import Options
 from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query
-from tests.kernel.conftest import wait_for_cuda, wait_until
+from tests.kernel.conftest import poll_until, wait_for_cuda, wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -138,14 +137,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     libraries = ["-l:libcudart.so.13", "-l:libnccl.so.2", "-l:libcuda.so.1"]
     build("nested", PROGRAM, f"-DTIMES={TIMES}", *link, *libraries)
     return folder / "nested"
-
-
-def poll_until(tracer: Tracer, condition: Callable[[], bool], what: str) -> None:
-    def polled() -> bool:
-        tracer.poll()
-        return condition()
-
-    wait_until(polled, 60, what)
 
 
 def children(pid: int) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +11,9 @@ from argus.live.options import Options
 from argus.live.tracer import Tracer
 from argus.model.records import Counter
 from argus.store.open import open_store
-from tests.kernel.conftest import wait_for_cuda
+from tests.kernel.conftest import poll_until, wait_for_cuda
 
 pytestmark = pytest.mark.kernel
-
-
-def poll_until(tracer: Tracer, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        tracer.poll()
-        time.sleep(0.02)
 
 
 def seen(tracer: Tracer) -> dict[Counter, int]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from argus.live.options import Options
 from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query
-from tests.kernel.conftest import wait_for_cuda, wait_until
+from tests.kernel.conftest import poll_until, wait_for_cuda
 
 pytestmark = pytest.mark.kernel
 
@@ -34,14 +34,6 @@ def tracing(store_url: str, **options: object) -> Iterator[Tracer]:
         yield tracer
     finally:
         tracer.lost_at_end = tracer.stop()  # type: ignore[attr-defined]
-
-
-def poll_until(tracer: Tracer, condition: Callable[[], bool], timeout_s: float = 30.0, what: str = "it") -> None:
-    def polled() -> bool:
-        tracer.poll()
-        return condition()
-
-    wait_until(polled, timeout_s, what)
 
 
 def poll_for(tracer: Tracer, seconds: float) -> None:

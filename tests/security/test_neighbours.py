@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from argus.model.records import Counter, StackCounter
 from argus.store.open import open_store
 from argus.store.reader import query
 from tests.builders.sessions import a_session
-from tests.kernel.conftest import wait_for_cuda, wait_until
+from tests.kernel.conftest import poll_until, wait_for_cuda, wait_until
 from tests.stores import new_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
@@ -326,14 +326,6 @@ def tracing(store_url: str, **options: Any) -> Iterator[Tracer]:
         tracer.stop()
 
 
-def poll_until(tracer: Tracer, condition: Callable[[], bool], what: str) -> None:
-    def polled() -> bool:
-        tracer.poll()
-        return condition()
-
-    wait_until(polled, 120, what)
-
-
 FLOOD = "import ctypes, sys\nlibrary = ctypes.CDLL(sys.argv[1])\nprint(flush=True)\ninput()\n"
 FLOOD += "while True: library.cuCtxSynchronize()\n"
 PACED = ["--steps", "20", "--layers", "2", "--buckets", "2", "--data-ms", "50"]
@@ -364,11 +356,11 @@ def test_a_flood_beside_a_job_takes_nothing_from_it(store_url: str, tmp_path: Pa
             flood.stdin.write(b"\n")
             flood.stdin.flush()
             of_flood = next(m for its in tracer.jobs for m in its.ranks() if m.target.pid == flood.pid)
-            poll_until(tracer, lambda: bool(of_flood.ignored), "the flood to be ignored")
+            poll_until(tracer, lambda: bool(of_flood.ignored), 120, "the flood to be ignored")
             assert not tracer._budget.overhead.governor.plan.rungs
             go.touch()
             launched = [m for its in tracer.jobs for m in its.ranks() if m.target.pid in job.pids]
-            poll_until(tracer, lambda: all(m.launches >= PACED_LAUNCHES for m in launched), "the job's launches")
+            poll_until(tracer, lambda: all(m.launches >= PACED_LAUNCHES for m in launched), 120, "the job's launches")
     with open_store(store_url) as store:
         ranks = query(store, "SELECT job, rank, uid, pid FROM ranks FINAL ORDER BY rank").to_pylist()
         losses = query(
@@ -414,7 +406,7 @@ def test_who_becomes_another_user_leaves_the_trace(store_url: str) -> None:
             process.stdin.write(b"\n")
             process.stdin.flush()
             process.stdout.readline()
-            poll_until(tracer, lambda: member.state == "exited", "the process to leave")
+            poll_until(tracer, lambda: member.state == "exited", 120, "the process to leave")
             assert tracer.lost()["processes_changed_owner"] == 1
             deadline = time.monotonic() + 60
             while process.pid in tracer._roster.family and time.monotonic() < deadline:
