@@ -21,7 +21,7 @@ from argus import __version__
 from argus.model.errors import EXIT_FAILURE, ArgusError
 from argus.model.text import harmless
 from argus.system import debug, files, privileges, secrets
-from argus.system.lean import be_lean
+from argus.system.lean import hide_pandas
 
 from .completion import answer_from_store
 from .output import print_text_only
@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         privileges.own_process = True
         interrupt.quit_at_once()
         debug.capture()
-        be_lean()
+        hide_pandas()
         secrets.take()
         interrupt.ignore_at_exit()
     for stream in (sys.stdout, sys.stderr):

@@ -138,9 +138,9 @@ def import_argus() -> None:
 
     from argus.cli.main import MODULES, VERBS
     from argus.store.open import _import_driver
-    from argus.system.lean import be_lean
+    from argus.system.lean import hide_pandas
 
-    be_lean()
+    hide_pandas()
     for verb in VERBS:
         importlib.import_module(f"argus.cli.{MODULES.get(verb, verb)}")
     _import_driver()

@@ -24,12 +24,12 @@ class _Without(importlib.abc.MetaPathFinder):
         return None
 
 
-def be_lean() -> None:
+def hide_pandas() -> None:
     """Hides pandas from this process. For Argus's own: a program that imports Argus may need it."""
     if UNUSED not in sys.modules:
         sys.meta_path.insert(0, _Without())
 
 
-def be_generous() -> None:
-    """Takes that back, where others' code is run."""
+def unhide_pandas() -> None:
+    """Undoes :func:`hide_pandas`, where others' code is run."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Without)]

@@ -33,11 +33,11 @@ def test_a_command_does_without_a_program_does_not(arguments: str, there: str) -
 
 def test_others_code_may_have_it() -> None:
     output = _python(
-        "from argus.system.lean import be_generous, be_lean",
-        "be_lean()",
+        "from argus.system.lean import unhide_pandas, hide_pandas",
+        "hide_pandas()",
         "try: import pandas",
         "except ModuleNotFoundError as failure: print(failure)",
-        "be_generous()",
+        "unhide_pandas()",
         "import pandas; print(pandas.Series([1, 2]).sum())",
     )
     assert output.splitlines() == ["argus does without pandas", "3"]
@@ -47,10 +47,10 @@ def test_plug_ins_of_health_may_have_it() -> None:
     output = _python(
         "from importlib import metadata",
         "from argus.health.config import ENTRY_POINTS, Check",
-        "from argus.system.lean import be_lean",
+        "from argus.system.lean import hide_pandas",
         "theirs = metadata.EntryPoints([metadata.EntryPoint('theirs', 'pandas:Series', ENTRY_POINTS)])",
         "metadata.entry_points = lambda group: theirs.select(group=group)",
-        "be_lean()",
+        "hide_pandas()",
         "print(Check('theirs', '', 'python', 'pandas:Series', {}).load()([1, 2]).sum())",
     )
     assert output == "3"
