@@ -83,7 +83,7 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
     """
     if len(durations) < 2 * MIN_STEPS:
         return None
-    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(least) / 2)
+    logs = _without_spikes(np.log(np.maximum(durations, 1.0)), np.log1p(least) / 2)
     cuts = [0, *_splits(logs, 0, np.log1p(least) / 2), len(logs)]
     medians = [float(np.median(durations[a:b])) for a, b in pairwise(cuts)]
     if len(medians) < 2:
@@ -104,17 +104,17 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
     by_chance = order_error(len(there), len(here))
     if sure < SEPARATE and sure - 0.5 < errors * by_chance:
         return None
-    rest, low, high = _rest(logs, cuts), float(np.log(before)), float(np.log(after))
+    residuals, low, high = _residuals(logs, cuts), float(np.log(before)), float(np.log(after))
     # As many steps that their median, of a standard error of 1.25 deviations / sqrt(n), is sure to an eighth of growth.
-    width = max(MIN_STEPS, int(np.ceil((8 * MEDIAN * float(np.std(rest)) / (high - low)) ** 2)))
+    width = max(MIN_STEPS, int(np.ceil((8 * MEDIAN * float(np.std(residuals)) / (high - low)) ** 2)))
     if width <= min(onset, len(here)):
         rise = float(np.median(logs[onset : onset + width]) - np.median(logs[onset - width : onset]))
         if rise < SHARP * (high - low):
             if _swung(logs[:onset], low, high, width):
                 return None
             # Levels that come slowly are no reason for more than one: what they differ by is wandering, too.
-            rest = _rest(logs, [0, onset, len(logs)])
-    if float(np.mean(here) - np.mean(there)) < errors * _wander(rest, len(here), len(there)):
+            residuals = _residuals(logs, [0, onset, len(logs)])
+    if float(np.mean(here) - np.mean(there)) < errors * _wander(residuals, len(here), len(there)):
         return None
     return Regression(onset, before, after, sure)
 
@@ -147,7 +147,7 @@ def find_growth(durations: Float, *, least: float = REGRESSION) -> Regression | 
 def _ramp(durations: Float, least: float) -> Regression | None:
     """Growth that came gradually and goes on: a level, then a line, where the two fit best (least squares), beyond
     :data:`RANK_SUM` standard errors of the line where steps depend on their neighbours."""
-    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(least) / 2)
+    logs = _without_spikes(np.log(np.maximum(durations, 1.0)), np.log1p(least) / 2)
     count = len(logs)
     at = np.arange(count)
     best: tuple[float, int, Float] | None = None
@@ -162,9 +162,9 @@ def _ramp(durations: Float, least: float) -> Regression | None:
     _, start, line = best
     power = float(line @ line)
     grown = float(line @ logs) / power
-    rest = logs - logs.mean() - grown * line
+    residuals = logs - logs.mean() - grown * line
     # The mean of n steps errs by std / sqrt(n); the slope of a line of this power by std / sqrt(power).
-    error = _wander(rest, count, count) / 2**0.5 * float(np.sqrt(count / power))
+    error = _wander(residuals, count, count) / 2**0.5 * float(np.sqrt(count / power))
     before, after = float(np.median(durations[:start])), float(np.median(durations[-MIN_STEPS:]))
     low, high = np.log(before), np.log(max(after, 1.0))
     if grown < np.log1p(least) or grown < RANK_SUM * error or after < (1 + least) * before:
@@ -187,7 +187,7 @@ def find_rise(durations: Float, index: int) -> tuple[int, int] | None:
     Returns:
         The first step of the rise and the first one after it, indices into the durations; None: it was sudden.
     """
-    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(REGRESSION) / 2)
+    logs = _without_spikes(np.log(np.maximum(durations, 1.0)), np.log1p(REGRESSION) / 2)
     begin, end = _fit_rise(logs, index)
     return (begin, end) if begin < end else None
 
@@ -226,13 +226,13 @@ def least_growth(durations: Float) -> float:
     """
     if len(durations) < 2 * MIN_STEPS:
         return float("inf")
-    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(REGRESSION) / 2)
+    logs = _without_spikes(np.log(np.maximum(durations, 1.0)), np.log1p(REGRESSION) / 2)
     half = len(logs) // 2
-    error = _wander(_rest(logs, [0, half, len(logs)]), half, len(logs) - half)
+    error = _wander(_residuals(logs, [0, half, len(logs)]), half, len(logs) - half)
     return float(np.expm1(max(np.log1p(REGRESSION), RANK_SUM * error) + MISSED * error))
 
 
-def _calm(logs: Float, least: float) -> Float:
+def _without_spikes(logs: Float, least: float) -> Float:
     """Logs of step times without single spikes, shape (steps,): at most :data:`FENCE` MADs, or ``least``, off the level
     around them."""
     from scipy.ndimage import median_filter  # 50 ms, which a start does without
@@ -243,8 +243,8 @@ def _calm(logs: Float, least: float) -> Float:
     return np.asarray(np.clip(logs, level - reach, level + reach))
 
 
-def _rest(logs: Float, cuts: list[int]) -> Float:
-    """What is left of a line through each stretch, shape (steps,)."""
+def _residuals(logs: Float, cuts: list[int]) -> Float:
+    """Residuals of a line fitted to each stretch, shape (steps,)."""
     parts = []
     for begin, end in pairwise(cuts):
         at = np.arange(end - begin) - (end - begin - 1) / 2
@@ -253,14 +253,14 @@ def _rest(logs: Float, cuts: list[int]) -> Float:
     return np.concatenate(parts)
 
 
-def _wander(rest: Float, one: int, other: int) -> float:
+def _wander(residuals: Float, one: int, other: int) -> float:
     """Standard error of the difference of two means, of so many steps each, where steps depend on their neighbours as
     in an autoregressive process of the first order."""
-    alike = float(rest[1:] @ rest[:-1]) / max(float(rest @ rest), 1e-30)
+    alike = float(residuals[1:] @ residuals[:-1]) / max(float(residuals @ residuals), 1e-30)
     # Two standard errors of a correlation of independent steps are none.
-    alike = float(np.clip(alike - 2 / np.sqrt(len(rest)), 0.0, 0.99))
+    alike = float(np.clip(alike - 2 / np.sqrt(len(residuals)), 0.0, 0.99))
     fewer = (1 - alike) / (1 + alike)
-    return float(np.std(rest)) * float(np.sqrt(1 / max(one * fewer, 1.0) + 1 / max(other * fewer, 1.0)))
+    return float(np.std(residuals)) * float(np.sqrt(1 / max(one * fewer, 1.0) + 1 / max(other * fewer, 1.0)))
 
 
 def _swung(logs: Float, low: float, high: float, width: int) -> bool:
