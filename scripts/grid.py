@@ -110,7 +110,8 @@ def judge(cell: Cell, known: dict[str, Any], verdict: dict[str, Any]) -> dict[st
     findings = verdict["findings"]
     found: dict[str, Any] = {
         "status": verdict["status"], "found": [[f["kind"], f["ranks"][:16], f["steps"][0]] for f in findings[:3]],
-        "cost": known["slowdown"], "told": verdict["slowdown"], "alarm": verdict["status"] in ("degraded", "hung"),
+        "cost": known["slowdown"], "reported_cost": verdict["slowdown"],
+        "alarm": verdict["status"] in ("degraded", "hung"),
     }  # fmt: skip
     if not known["faults"]:
         return found
