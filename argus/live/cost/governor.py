@@ -18,8 +18,8 @@ seen in **windows**, for which its probes are put on and taken away again, so th
 (A switch in the programs would save little: the trap is the price.) What marks only phases is seen in **samples**: of a
 few steps now and then, in windows of their own.
 
-``Governor`` is a pure function of such measurements over time. Who measures, and who carries out what it decides, is
-``argus.live.cost.overhead`` and ``argus.live.tracer``.
+``Governor`` is a pure function of such measurements over time. ``argus.live.cost.overhead`` measures;
+``argus.live.cost.budget`` has the sides carry out what is decided.
 """
 
 from __future__ import annotations
