@@ -60,20 +60,6 @@ class Decoded:
         low, high = self.value_ns[every, cell, low_point], self.value_ns[every, cell, high_point]
         return np.where(inside > 0, low + (high - low) * (place - low_point), np.nan)
 
-    def on_bins(self, edges_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Launches between edges, shape (r, m): what is outside of the outer ones is in the outer bins.
-
-        Args:
-            edges_ns: Ascending, shape (m + 1,).
-        """
-        value, weight = self.points()
-        bins = len(edges_ns) - 1
-        place = np.clip(np.searchsorted(edges_ns, value, side="right") - 1, 0, bins - 1)
-        flat = place + np.arange(len(value))[:, None] * bins
-        whole = len(value) * bins
-        counts = np.bincount(flat.ravel(), weights=weight.ravel(), minlength=whole).astype(np.float64)
-        return counts.reshape(-1, bins)
-
 
 def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> Decoded:
     """Distributions of rows of kernel_summaries, one a row, at most 12 cells of 16 points.
