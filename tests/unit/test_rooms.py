@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -116,6 +117,12 @@ def test_each_room_is_in_the_order_and_imports_only_rooms_before_it() -> None:
     for room, others in MAY_IMPORT.items():
         assert all(order.index(other) < order.index(room) for other in others), room
     assert {room_of(module) for module in FILES} - {""} == set(order)
+
+
+def test_the_page_on_the_design_lists_the_rooms_in_their_order() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    layout = page.split("\n## Layout\n")[1].split("\n## ")[0]
+    assert re.findall(r"^(?:argus/)?(\w+)/ ", layout.split("\nbpf/")[0], re.MULTILINE) == list(MAY_IMPORT)
 
 
 def test_no_room_imports_one_that_it_may_not(imports: dict[str, set[str]]) -> None:
