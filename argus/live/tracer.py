@@ -94,7 +94,7 @@ class Tracer:
         self._stacks = StackSide(session)
         self._kernels = KernelSide(session)
         self._gpu = GpuSide(session, self._kernels)
-        self._probing = ProbingSide(session, lambda: self._gpu.wants_math)
+        self._probing = ProbingSide(session, self._gpu)
         self._rows = SessionRows(session)
         self._signals = Signals(session)
         self._calls = CallSide(session, self._gpu, self._probing, self._rows, self._names)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 from weakref import WeakSet
@@ -26,6 +26,7 @@ from argus.live.coverage import Seen
 from argus.live.job import Job, Member
 from argus.live.session import Session
 from argus.live.side import Side
+from argus.live.sides.gpu_times import GpuSide
 from argus.model import calls, event_kinds, records
 from argus.model.units import seconds
 from argus.semantics.steps.by_calls import collective_codes, launch_codes
@@ -89,7 +90,7 @@ class ProbingSide(Side):
 
     Args:
         session: The trace.
-        products_wanted: Whether it helps to know what cuBLAS and attention multiply: GPU times are on.
+        gpu: Says whether it helps to know what cuBLAS and attention multiply.
 
     Attributes:
         plan: What is in force.
@@ -102,9 +103,9 @@ class ProbingSide(Side):
     parts = (Part.CALLS, Part.MARKS)
     punctual = True
 
-    def __init__(self, session: Session, products_wanted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, session: Session, gpu: GpuSide) -> None:
         self._session = session
-        self._products_wanted = products_wanted
+        self._gpu = gpu
         self._budget = session.options.max_overhead or DEFAULT_BUDGET
         self.plan = Plan()
         self.on_ns: dict[str, int] = dict.fromkeys(SUBJECTS, 0)
@@ -318,7 +319,7 @@ class ProbingSide(Side):
         """Probes cuBLAS and attention once GPU times are on, without which it is of no use."""
         probes = self._session.probes
         absent = "math" not in probes.probed and "math" not in probes.refused
-        if absent and "math" not in self.plan.off and self._products_wanted():
+        if absent and "math" not in self.plan.off and self._gpu.wants_math:
             probes.attach_optional("math")
 
     def _end_window(self, window: Window, jobs: Iterable[Job]) -> None:

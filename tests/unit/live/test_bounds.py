@@ -155,7 +155,7 @@ def test_kernels_that_the_view_counts_are_bounded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_early_calls_are_bounded() -> None:
-    side = ProbingSide(a_session())
+    side = ProbingSide(a_session(), SimpleNamespace())  # type: ignore[arg-type]
     events = np.zeros(1000, records.COLLECTIVE)
     jobs = [Job(f"j{number}", 1) for number in range(100)]
     for job in jobs:
@@ -235,7 +235,7 @@ def test_accounts_are_of_processes_that_are_there() -> None:
 
 def test_windows_and_shares_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = GpuSide(a_session(), SimpleNamespace())  # type: ignore[arg-type]
-    side = ProbingSide(a_session())
+    side = ProbingSide(a_session(), gpu)
     job, state = Job("j", 1), _OfJob()
     monkeypatch.setattr(job_module, "queued_ns", lambda pid: 1)
     job.members[PID] = Member(SimpleNamespace(pid=PID), 0, "order")  # type: ignore[arg-type]

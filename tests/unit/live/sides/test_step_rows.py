@@ -33,6 +33,8 @@ class Target:
 class Nothing:
     """GPU times that nobody takes."""
 
+    wants_math = False
+
     def feed_steps(self, *_: Any) -> None: ...
 
     def feed_segments(self, *_: Any) -> None: ...
@@ -105,7 +107,7 @@ def test_a_job_that_begins_after_backward_passes_are_seen_in_windows_has_steps()
     writer = Rows()
     session = a_session(writer)
     session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set())
-    side = ProbingSide(session)
+    side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
     side.plan = Plan((Rung.RANGES, Rung.BACKWARD), duty=0.25, length_s=0.1, period_s=0.4)
     side._due = float("inf")
     job = Job("job", 1, groups_due=float("inf"))
