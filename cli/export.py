@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from argus.export import folded, pprof, speedscope, svg, tables
-from argus.export.perfetto import moment_of, write_perfetto
+from argus.export.perfetto import Moment, moment_of, write_perfetto
 from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.model.text import printable, shortened
 from argus.model.units import duration, span_text
 from argus.semantics.stacks.profile import Change, Difference, Profile, changes, difference, frame_text
-from argus.store.open import open_store
-from argus.store.read.stacks import PROFILE_KINDS, read_profile
+from argus.store.open import Store, open_store
+from argus.store.read.stacks import PROFILE_KINDS, Selection, read_profile
 from argus.system import files, memory
 
 from .grammar import parse_ranks
@@ -100,8 +100,8 @@ def command(
         return
     if table is not None:
         raise ArgusError(f"{output_format} exports stacks or a timeline, not a table", _TABLE_HINT, EXIT_USAGE)
-    if output_format == "perfetto":
-        _perfetto(output, store_url, choice, used=used)
+    if output_format in _TIMELINES:
+        _timeline(output_format, output, store_url, choice, used=used)
         return
     if parts and output_format not in ("svg", "folded"):
         hint = "Use svg or folded; pprof compares two files itself: go tool pprof -diff_base"
@@ -132,36 +132,45 @@ def command(
         click.echo(f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {duration(profile.total_ns)}")
 
 
-def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any], used: bool) -> None:
+def _timeline(
+    output_format: str, output: str | None, store_url: str | None, choice: dict[str, Any], used: bool
+) -> None:
     if used or choice["threads"]:
         hint = "A timeline is selected by ranks and time only: --rank, --steps, --since, --until, --last"
-        raise ArgusError("perfetto is a timeline, not a profile of stacks", hint, EXIT_USAGE)
+        raise ArgusError(f"{output_format} is a timeline, not a profile of stacks", hint, EXIT_USAGE)
+    example, write = _TIMELINES[output_format]
     if not output:
-        raise ArgusError("a timeline needs a file", "Name it: -o job.pftrace", EXIT_USAGE)
-    as_json = output.lower().endswith((".json", ".json.gz"))
+        raise ArgusError("a timeline needs a file", f"Name it: -o {example}", EXIT_USAGE)
     with open_store(store_url, create=False) as store:
-        chosen = make_selection(store, **choice)
-        notes: tuple[str, ...] = ()
-        if as_json:
-            moment = moment_of(store, chosen)
-            count = write_perfetto(store, moment, Path(output))
-        else:
-            import pyarrow
-
-            from argus.export.pftrace import export_trace  # with a part of the diagnosis: it takes a moment
-
-            # Pieces of all sizes come and go: none that was freed stays.
-            memory.settle()
-            pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-            moment, written = export_trace(store, chosen, Path(output))
-            count, notes = written.slices, written.notes
+        moment, count, notes = write(store, make_selection(store, **choice), Path(output))
     span = span_text((moment.end_ns - moment.begin_ns) / 1e9)
     click.echo(f"{output}: job {printable(moment.job)}, run {moment.run}, {span}, {count:,} events")
     for note in notes:
         click.echo(printable(note))
-    click.echo("open it at https://ui.perfetto.dev")
 
 
+def _perfetto(store: Store, chosen: Selection, output: Path) -> tuple[Moment, int, list[str]]:
+    if output.name.lower().endswith((".json", ".json.gz")):
+        moment = moment_of(store, chosen)
+        count, notes = write_perfetto(store, moment, output), []
+    else:
+        import pyarrow
+
+        from argus.export.pftrace import export_trace  # with a part of the diagnosis: it takes a moment
+
+        # Pieces of all sizes come and go: none that was freed stays.
+        memory.settle()
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+        moment, written = export_trace(store, chosen, output)
+        count, notes = written.slices, list(written.notes)
+    return moment, count, [*notes, "open it at https://ui.perfetto.dev"]
+
+
+_TIMELINES: dict[str, tuple[str, Callable[[Store, Selection, Path], tuple[Moment, int, list[str]]]]] = {
+    "perfetto": ("job.pftrace", _perfetto)
+}
+"""By format: a file's name, as an example, and what writes one and returns what it shows, the number of events, and
+notes for people."""
 _TABLE_HINT = "Rows of a table: argus export parquet TABLE -o FILE.parquet, or csv"
 
 
