@@ -161,8 +161,9 @@ def _watch(
     next_round_s, drawn_every_s = 0.0, DRAWN_EVERY_S
     with contextlib.ExitStack() as until_end:
         screen = None
-        printed = Outlet(console.file.fileno())
-        until_end.callback(printed.drain, LAST_LINES_S)
+        printed = _outlet(console)
+        if printed is not None:
+            until_end.callback(printed.drain, LAST_LINES_S)
         if not plain and is_possible(console):
             screen, shown = until_end.enter_context(Screen(console, stdin_fd())), float("-inf")
             interrupt.restore = screen.close  # a second Ctrl-C ends the process at once
@@ -205,11 +206,20 @@ def _watch(
             if now - shown >= PLAIN_INTERVAL_S:
                 lines.append(plain_line(tracer.view(), _standings(tracer, watch)))
                 shown = now
-            with console.capture() as capture:
+            with console.capture() if printed is not None else contextlib.nullcontext() as capture:
                 for line in lines:
                     say(console, line)
-            printed.write(capture.get())
+            if printed is not None and capture is not None:
+                printed.write(capture.get())
             interrupt.pause(stopping, until - time.monotonic())
+
+
+def _outlet(console: Console) -> Outlet | None:
+    """What lines are written by while a trace runs; None: the console is no file of the system's."""
+    try:
+        return Outlet(console.file.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _standings(tracer: Tracer, watch: Watch | None) -> dict[tuple[str, int], Standing]:
