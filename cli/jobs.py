@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 import click
 
 from argus.model.text import named
-from argus.model.units import duration
+from argus.model.units import duration, narrow, ranks_text
 from argus.store.open import open_store
 from argus.store.read.jobs import JobRun, list_job_runs
 from argus.store.reader import no_job
@@ -111,8 +111,7 @@ def _row(one: JobRun) -> tuple[str, ...]:
         started = datetime.fromtimestamp(one.started_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     verdict = one.status or "-"
     if one.kind:
-        some = ", ".join(map(str, one.finding_ranks[:4])) + (", …" if len(one.finding_ranks) > 4 else "")
-        whom = f" of rank{'s' * (len(one.finding_ranks) > 1)} {some}" if some else ""
+        whom = f" of {ranks_text(one.finding_ranks, 4)}" if one.finding_ranks else ""
         verdict += f": {one.kind.replace('_', ' ')}{whom}"
     return (
         named(one.job),
@@ -123,7 +122,7 @@ def _row(one: JobRun) -> tuple[str, ...]:
         ", ".join(map(user_name, one.uids[:4])) or "-",
         one.environment or "-",
         started,
-        took(one.ended_ns - one.started_ns) + "+" * one.open,
+        narrow((one.ended_ns - one.started_ns) / 1e9) + "+" * one.open,
         str(one.steps or "-"),
         duration(one.step_ns) if one.steps else "-",
         verdict,
@@ -156,12 +155,3 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         return str(uid)
-
-
-def took(ns: int) -> str:
-    """A time for people: 42s, 3m12s, 5h07m, 2d04h."""
-    seconds = max(round(ns / 1e9), 0)
-    for unit, part, size, smaller in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
-        if seconds >= size:
-            return f"{seconds // size}{unit}{seconds % size // smaller:02}{part}"
-    return f"{seconds}s"

@@ -12,6 +12,7 @@ import click
 from argus.capture.process.candidates import Candidate, find_candidates
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
+from argus.model.units import narrow
 from argus.system.redact import command_line
 
 _HEAD = ("", "pid", "rank", "job", "user", "CPU", "age", "command")
@@ -102,7 +103,7 @@ def candidate_lines(listed: list[Candidate], width: int, *, numbered: bool) -> l
                 job += f"#{place + 1}"
         cpu = f"{one.cpu:.0%}" if one.cpu >= 0 else "-"
         command = printable(command_line(one.words))
-        rows.append((str(number), str(one.pid), rank, job, one.user, cpu, _age(one.age_s), command))
+        rows.append((str(number), str(one.pid), rank, job, one.user, cpu, narrow(one.age_s), command))
     first = 0 if numbered else 1
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = []
@@ -115,10 +116,3 @@ def candidate_lines(listed: list[Candidate], width: int, *, numbered: bool) -> l
         line = "  ".join(cells).rstrip()
         lines.append(line if not width or len(line) <= width else line[: width - 1] + "…")
     return lines
-
-
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"

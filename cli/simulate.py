@@ -12,7 +12,7 @@ import click
 
 from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.model.text import counted
-from argus.model.units import seconds
+from argus.model.units import ranks_text, seconds
 from argus.simulate.changes import parse_change
 from argus.simulate.faults import DOSES, FAULTS, parse
 from argus.simulate.mesh import Mesh
@@ -133,10 +133,9 @@ def command(
         f"(dp {mesh.dp}, tp {mesh.tp}, pp {mesh.pp}, ep {mesh.ep}, vpp {mesh.vpp}), {counted(known['steps'], 'step')}"
     )
     for fault in known["faults"]:
-        named = ", ".join(map(str, fault["ranks"][:8])) + (" …" if len(fault["ranks"]) > 8 else "")
         click.echo(
-            f"  {fault['kind']} ({fault['dose']}: {fault['size']:g}) of rank {named}, steps {fault['steps'][0]} to "
-            f"{fault['steps'][1]}: {fault['slowdown']:.2f}x"
+            f"  {fault['kind']} ({fault['dose']}: {fault['size']:g}) of {ranks_text(fault['ranks'])}, "
+            f"steps {fault['steps'][0]} to {fault['steps'][1]}: {fault['slowdown']:.2f}x"
         )
     click.echo(f"{total:,} rows in {seconds(took_s)}, stored in {url}. Next: {following}")
 

@@ -257,7 +257,7 @@ def _finish(child: _Child, ended: bool, libc: Any) -> Outcome:
     if status is None:
         return made(error=_hung(seconds, notes) + ", and sleeps in the kernel", stuck=identity(child.pid))
     if len(child.data) > MAX_OUTPUT:
-        return made(error=f"sent more than {MAX_OUTPUT >> 10} KiB")
+        return made(error=f"sent more than {binary_size(MAX_OUTPUT)}")
     if answer is not None:
         return made(answer.get("value"), str(answer.get("error", "")))
     if ended and os.WIFSIGNALED(status):

@@ -14,6 +14,7 @@ from typing import Any
 
 from argus.health.check import ABSENT, CRITICAL, OK, UNKNOWN, WARNING
 from argus.health.isolate import die_with_parent
+from argus.model.units import binary_size
 from argus.system import files
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -52,7 +53,7 @@ def run(file: str, note: Any) -> dict[str, Any]:
     more = process.stdout.read(1)
     if more:
         process.kill()
-        return {"status": UNKNOWN, "text": f"printed more than {_MAX_OUTPUT >> 10} KiB"}
+        return {"status": UNKNOWN, "text": f"printed more than {binary_size(_MAX_OUTPUT)}"}
     code = process.wait()
     line = output.decode(errors="replace").strip().partition("\n")[0]
     if line.startswith("{"):

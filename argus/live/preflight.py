@@ -27,7 +27,7 @@ from argus.capture.sampler import StackProbes
 from argus.cupti import build
 from argus.model import calls
 from argus.model.errors import ArgusError
-from argus.model.units import seconds
+from argus.model.units import binary_size, seconds
 from argus.system import installation, privileges
 
 PROBE_CALLS = 7
@@ -121,7 +121,7 @@ def _kernel() -> State:
 def _btf() -> State:
     path = Path("/sys/kernel/btf/vmlinux")
     if path.is_file():
-        return State(True, f"{path}, {path.stat().st_size >> 10} KiB")
+        return State(True, f"{path}, {binary_size(path.stat().st_size)}")
     return State(False, "the kernel has no type information", "Use a kernel with CONFIG_DEBUG_INFO_BTF")
 
 

@@ -62,11 +62,25 @@ def elapsed(since_s: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
 
 
+def narrow(since_s: float) -> str:
+    """Time since something in a narrow column: 42s, 3m12s, 5h07m, 2d04h."""
+    whole = max(round(since_s), 0)
+    for unit, part, unit_s, part_s in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
+        if whole >= unit_s:
+            return f"{whole // unit_s}{unit}{whole % unit_s // part_s:02}{part}"
+    return f"{whole}s"
+
+
 def size(nbytes: float) -> str:
     """Bytes that are transferred, in units of 1,000 as bandwidths have them: 999 B, 12.5 MB."""
     units = ("B", "KB", "MB", "GB", "TB", "PB")
     power = _power(nbytes, 1000, len(units))
     return f"{nbytes / 1000**power:,.{1 if power else 0}f} {units[power]}"
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """Bytes that are transferred in a second: 850 B/s, 32.0 GB/s."""
+    return f"{size(bytes_per_s)}/s"
 
 
 def binary_size(nbytes: float) -> str:
@@ -107,11 +121,11 @@ def listed(things: Sequence[object], most: int = RANKS_LISTED) -> str:
     return ", ".join(map(str, things[:most])) + (f" and {len(things) - most} more" if len(things) > most else "")
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks in a sentence, the first eight and how many more: rank 3; ranks 3, 7. Empty where there are none."""
+def ranks_text(ranks: Sequence[int], most: int = RANKS_LISTED) -> str:
+    """Ranks in a sentence, the first ones and how many more: rank 3; ranks 3, 7. Empty where there are none."""
     if not len(ranks):
         return ""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks, most)}"
 
 
 def rank_pattern(ranks: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from argus.model.units import binary_size
 from argus.store import limits
 from argus.store.failures import BOUND_REACHED
 from argus.system import files, memory
@@ -292,9 +293,8 @@ class _Handler(BaseHTTPRequestHandler):
                 handle.query("SET " + ", ".join(f"{k} = {_quoted(v)}" for k, v in settings.items()))
             text = sql.decode("utf-8", "surrogateescape")
             if data is not None and self.server.bytes > self.server.max_bytes:
-                raise ValueError(
-                    f"Code: 243. DB::Exception: {BOUND_REACHED} {self.server.max_bytes >> 20} MiB. (NOT_ENOUGH_SPACE)"
-                )
+                bound = binary_size(self.server.max_bytes)
+                raise ValueError(f"Code: 243. DB::Exception: {BOUND_REACHED} {bound}. (NOT_ENOUGH_SPACE)")
             if data is not None:
                 # A memory file, not one on disk: the rows are written once, into the table.
                 spool = os.memfd_create("argus-insert")

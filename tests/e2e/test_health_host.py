@@ -205,7 +205,7 @@ def test_pressure_under_real_load(tmp_path: Path) -> None:
 
 def test_what_a_node_must_have(tmp_path: Path) -> None:
     assert look(tmp_path, "memory", GOOD, total_gib=100.0).status == "ok"
-    assert look(tmp_path, "memory", GOOD, total_gib=128.0).text.startswith("100 GiB of 128 are there")
+    assert look(tmp_path, "memory", GOOD, total_gib=128.0).text.startswith("100 GiB of 128 GiB are there")
     assert look(tmp_path, "huge_pages", GOOD, reserved=512).text == "0 huge pages reserved of 512"
     assert look(tmp_path, "versions", GOOD, kernel="6.8.0-1").status == "ok"
     assert look(tmp_path, "versions", GOOD, kernel="6.9.0").text == "kernel is 6.8.0-1, not 6.9.0"

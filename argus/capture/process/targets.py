@@ -26,6 +26,7 @@ from argus.capture.process.pytorch import GroupLayout, Layout, layout_of
 from argus.capture.reader import reader
 from argus.model import calls
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.units import listed
 from argus.system import redact
 
 PROC = Path("/proc")
@@ -241,16 +242,14 @@ def open_target(pid: int, *, any_program: bool = False) -> Target:
             return target
         target.close()
         if any_program and not helpers:
-            shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
             raise ArgusError(
-                f"process {pid} ({Path(target.exe).name}) is a launcher: the ranks are its children ({shown})",
+                f"process {pid} ({Path(target.exe).name}) is a launcher: the ranks are its children ({listed(ranks)})",
                 "Add --children",
                 EXIT_UNAVAILABLE,
             )
         hint = "Trace a process that uses the GPU: `argus trace --all-gpu` finds them"
         if helpers:
-            shown = ", ".join(map(str, helpers[:8])) + (", …" if len(helpers) > 8 else "")
-            hint = f"Its children do ({shown}): add --children"
+            hint = f"Its children do ({listed(helpers)}): add --children"
         raise ArgusError(
             f"process {pid} ({Path(target.exe).name}) maps none of libcuda, libcudart and libnccl",
             hint,

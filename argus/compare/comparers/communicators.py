@@ -5,6 +5,7 @@ from __future__ import annotations
 from argus.compare.comparer import Figure, Side, felt
 from argus.diagnose.read.profile import COMMUNICATION, Profile
 from argus.diagnose.variation import Mean
+from argus.model.units import bandwidth
 from argus.model.units import size as size_text
 
 OF = {
@@ -30,13 +31,13 @@ def figures(before: Side, after: Side) -> list[Figure]:
         phase = OF.get(op, "communication")
         together = sum(other for key, other in grown.items() if OF.get(key.split(" ", 1)[1], "communication") == phase)
         share = felt(before, after, together, (phase,))
-        speeds = [_gb_s(one, name) for one in (before[0], after[0])]
+        speeds = [bandwidth(_bytes_per_s(one, name)) for one in (before[0], after[0])]
         out.append(
             Figure(
                 "bandwidth", name, [_for_bytes(one, name, size) for one in before],
                 [_for_bytes(one, name, size) for one in after], f"{op} of {dimension}, {size_text(size)} a step",
                 share, tuple(f"phase {one}" for one in COMMUNICATION),
-                note=f"{speeds[0]:.1f} GB/s before, {speeds[1]:.1f} after" if size else "",
+                note=f"{speeds[0]} before, {speeds[1]} after" if size else "",
             )
         )  # fmt: skip
     return out
@@ -51,6 +52,6 @@ def _for_bytes(profile: Profile, name: str, size: float) -> Mean:
     return one.transfer_ns * (size / one.bytes if one.bytes and size else 1.0)
 
 
-def _gb_s(profile: Profile, name: str) -> float:
+def _bytes_per_s(profile: Profile, name: str) -> float:
     one = profile.transfers[name]
-    return one.bytes / max(one.transfer_ns.value, 1.0)
+    return 1e9 * one.bytes / max(one.transfer_ns.value, 1.0)

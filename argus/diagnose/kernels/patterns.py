@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
+from argus.model.units import ranks_text
 
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -69,14 +70,13 @@ class Odd:
     def text(self) -> str:
         """In words."""
         what = {"kernel": "kernel ", "collective": "", "python": "function "}[self.kind] + self.function
-        who = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks[:8]))}"
         if self.kind == "python":
             tail = f"on a CPU for {self.mu:.0%} of it against {self.usual_mu:.0%}"
         elif self.kind == "collective":
             tail = f"of which {self.mu:.0%} is not waiting, against {self.usual_mu:.0%}"
         else:
             tail = f"at {self.mu:.2f} of the fastest rank's speed against {self.usual_mu:.2f} of its peers"
-        return f"{what} of {who}: {self.beta:.1%} of the time against {self.usual_beta:.1%}, {tail}"
+        return f"{what} of {ranks_text(self.ranks)}: {self.beta:.1%} of the time against {self.usual_beta:.1%}, {tail}"
 
 
 def differing(beta: Float, mu: Float, sigma: Float) -> tuple[Float, Bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argus.health.check import Look, Result, numbers
 from argus.health.limit import Limit
+from argus.model.units import binary_size
 
 LIMITS: dict[str, Limit] = {
     "warning": Limit(
@@ -24,11 +25,12 @@ def check(look: Look) -> Result:
     """Reads /proc/meminfo. 4 % below ``total_gib`` passes: firmware and kernel keep that much."""
     found = look.found()
     lines = dict(numbers(look.read("proc/meminfo")))
-    total, free = lines["MemTotal"] / (1 << 20), lines["MemAvailable"] / lines["MemTotal"]
-    found.figures |= {"total_gib": total, "available_share": free}
-    text = f"{free:.1%} of {total:.0f} GiB available"
+    total, free = lines["MemTotal"] << 10, lines["MemAvailable"] / lines["MemTotal"]
+    found.figures |= {"total_gib": total / (1 << 30), "available_share": free}
+    text = f"{free:.1%} of {binary_size(total)} available"
     found.above(-free, -look.limits["warning"], -look.limits["critical"], text, "See what uses it: ps aux --sort -rss.")
-    if total < 0.96 * look.limits["total_gib"]:
-        wanted = f"{total:.0f} GiB of {look.limits['total_gib']:.0f} are there"
-        found.critical(wanted, "A DIMM may be switched off: dmidecode -t memory, and the BMC's log.")
+    expected = look.limits["total_gib"] * (1 << 30)
+    if total < 0.96 * expected:
+        missing = f"{binary_size(total)} of {binary_size(expected)} are there"
+        found.critical(missing, "A DIMM may be switched off: dmidecode -t memory, and the BMC's log.")
     return found.result(text)

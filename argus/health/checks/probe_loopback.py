@@ -9,6 +9,7 @@ import time
 from argus.health.check import Look, Result
 from argus.health.checks._idle import BUSY, wait_for_nobody
 from argus.health.limit import Limit
+from argus.model.units import bandwidth
 
 LIMITS: dict[str, Limit] = {"busy": BUSY}
 CHUNK, LASTS_S, TIMEOUT_S = 1 << 20, 0.5, 5.0
@@ -31,8 +32,8 @@ def check(look: Look) -> Result:
                 received += count
             spent = time.perf_counter() - begun
     sender.join(TIMEOUT_S)
-    speed = found.figures["gb_per_s"] = received / spent / 1e9
-    return found.result(f"{speed:.1f} GB/s over loopback")
+    found.figures["gb_per_s"] = received / spent / 1e9
+    return found.result(f"{bandwidth(received / spent)} over loopback")
 
 
 def _send(address: tuple[str, int]) -> None:

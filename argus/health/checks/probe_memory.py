@@ -7,6 +7,7 @@ import time
 from argus.health.check import Look, Result
 from argus.health.checks._idle import BUSY, wait_for_nobody
 from argus.health.limit import Limit
+from argus.model.units import bandwidth
 
 LIMITS: dict[str, Limit] = {"busy": BUSY}
 SIZE, ROUNDS = 128 << 20, 8
@@ -25,5 +26,5 @@ def check(look: Look) -> Result:
         begun = time.perf_counter()
         np.copyto(target, source)
         quickest = min(quickest, time.perf_counter() - begun)
-    speed = found.figures["copy_gb_per_s"] = 2 * SIZE / quickest / 1e9
-    return found.result(f"{speed:.1f} GB/s")
+    found.figures["copy_gb_per_s"] = 2 * SIZE / quickest / 1e9
+    return found.result(bandwidth(2 * SIZE / quickest))

@@ -40,6 +40,12 @@ def test_time_since_the_start() -> None:
     assert [units.elapsed(s) for s in (59.9, 192, 7500)] == ["59 s", "3 min 12 s", "2 h 05 min"]
 
 
+def test_times_in_a_narrow_column() -> None:
+    assert [units.narrow(s) for s in (-1, 0.4, 59.4, 59.6, 192, 18_420, 187_200)] == [
+        "0s", "0s", "59s", "1m00s", "3m12s", "5h07m", "2d04h",
+    ]  # fmt: skip
+
+
 def test_times_in_seconds() -> None:
     assert [units.seconds(s) for s in (0, 0.0125, 1.234, 12.5)] == ["0 ns", "12.5 ms", "1.2 s", "12.5 s"]
     assert [units.span_text(s) for s in (0.0, 0.5, 2.0, 30, 300)] == ["0 s", "500 ms", "2 s", "30 s", "5 min 00 s"]
@@ -53,6 +59,7 @@ def test_bytes_and_rates() -> None:
     assert [units.binary_size(n) for n in (0, 4434432, 1023 << 10, (1 << 20) - 1, 128 << 20, 2048 << 20, 5 << 40)] == [
         "0 B", "4.23 MiB", "1,023 KiB", "1 MiB", "128 MiB", "2 GiB", "5 TiB",
     ]  # fmt: skip
+    assert [units.bandwidth(n) for n in (0, 850, 32e9)] == ["0 B/s", "850 B/s", "32.0 GB/s"]
     assert [units.rate(n) for n in (12, 3_400, 1.2e6)] == ["12/s", "3.4k/s", "1.2M/s"]
 
 
@@ -62,16 +69,33 @@ def test_lists_of_ranks() -> None:
         "", "rank 3", "ranks 3, 7", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more",
     ]  # fmt: skip
     assert units.listed(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert units.ranks_text([3, 5, 9], 2) == "ranks 3, 5 and 1 more"
     assert [units.rank_pattern(r) for r in (range(8), range(0, 64, 8), (1, 4, 6), (2, 3), (5,), ())] == [
         "0-7", "0,8..56", "1,4,6", "2,3", "5", "",
     ]  # fmt: skip
 
 
+def by_hand(values: re.Pattern[str]) -> dict[str, list[str]]:
+    """What is formatted by such a pattern, by file."""
+    found = {
+        str(path.relative_to(ROOT)): sorted(values.findall(path.read_text()))
+        for top in ("argus", "cli")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    return {name: texts for name, texts in found.items() if texts}
+
+
+BYTES_BY_HAND = {
+    "argus/health/run.py": ["{2 ** (round(8 * math.log2(gib)) / 8):.0f} GiB"],  # a key: nodes of one kind have the same
+}
+"""Bytes and bandwidths that none of the functions writes, by file, and why."""
+
+
 def test_bytes_are_written_by_one_function() -> None:
-    """``size`` and ``binary_size``: what divides by itself writes 12 KB as 0.0 MB."""
-    divided = re.compile(r"/ ?(1e[369]|1 ?<< ?[123]0|1000|1024)[^}\n]*\} ?[KMGT]i?B\b")
-    files = [path for top in ("argus", "cli") for path in (ROOT / top).rglob("*.py")]
-    assert [path.name for path in files if divided.search(path.read_text())] == []
+    """``size``, ``binary_size`` and ``bandwidth``: what formats by itself writes 12 KB as 0.0 MB."""
+    bytes_by_hand = re.compile(r"\{[^{}\n]+\} ?(?:[KMGTP]i?B|[KMGT]?B/s)\b")
+    assert bytes_by_hand.findall("f'{a:.1f} GB/s, {b} MiB, {c}B/s, {d} Bytes'") == ["{a:.1f} GB", "{b} MiB", "{c}B/s"]
+    assert by_hand(bytes_by_hand) == BYTES_BY_HAND
 
 
 TIMES_BY_HAND = {
@@ -86,24 +110,15 @@ TIMES_BY_HAND = {
     "argus/health/cron.py": ["{plan.minutes} minutes"],  # as cron has it
     "argus/health/output.py": ["{run.wall_s:.2f}s"],  # performance data of Nagios
     "argus/model/text.py": ["{word}s"],  # a plural
-    "argus/model/units.py": ["{whole} s", "{whole % 60:02d} s", "{whole // 60} min", "{whole // 3600:,} h",
+    "argus/model/units.py": ["{whole}s", "{whole} s", "{whole % 60:02d} s", "{whole // 60} min", "{whole // 3600:,} h",
                              "{whole % 3600 // 60:02d} min"],
-    "cli/jobs.py": ["{seconds}s"],  # a narrow column
     "cli/live.py": ["{view.elapsed_s:7.1f} s"],  # a column of a log, in one unit
     "cli/options.py": ["{self._shortest_s:g}s"],  # as it is typed
-    "cli/pick.py": ["{seconds:.0f}s"],  # a narrow column
 }  # fmt: skip
 """Times that none of the functions writes, by file, and why."""
 
 
 def test_times_are_written_by_one_function() -> None:
     """``duration`` and what is made of it: what formats by itself writes 3 ms as 0.0 s, and an hour as 3600 s."""
-    by_hand = re.compile(r"\{[^{}\n]+\} ?(?:s|ms|µs|us|ns|min|h|seconds?|minutes?|hours?)\b")
-    found = {
-        str(path.relative_to(ROOT)): sorted(by_hand.findall(path.read_text()))
-        for top in ("argus", "cli")
-        for path in (ROOT / top).rglob("*.py")
-    }
-    assert {name: texts for name, texts in found.items() if texts} == {
-        name: sorted(texts) for name, texts in TIMES_BY_HAND.items()
-    }
+    times = re.compile(r"\{[^{}\n]+\} ?(?:s|ms|µs|us|ns|min|h|seconds?|minutes?|hours?)\b")
+    assert by_hand(times) == {name: sorted(texts) for name, texts in TIMES_BY_HAND.items()}

@@ -148,7 +148,7 @@ def test_where_nobody_can_be_asked_they_are_listed(capsys: pytest.CaptureFixture
     assert "argus trace PID" in failure.value.hint
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["pid", "rank", "job", "user", "CPU", "age", "command"]
-    assert lines[1].split() == ["11", "0", "ddp", "ana", "50%", "2m", "python", "train.py"]
+    assert lines[1].split() == ["11", "0", "ddp", "ana", "50%", "1m30s", "python", "train.py"]
     assert lines[3].split()[:5] == ["5", "-", "ddp", "ana", "-"]
     with pytest.raises(ArgusError, match="no training process was found"):
         pick.pick_pids("dump", list)
