@@ -46,13 +46,6 @@ def recall(exact: NDArray[np.int64], found: NDArray[np.int64]) -> float:
     return float(np.isin(exact, found).mean()) if len(exact) else 1.0
 
 
-def auc(healthy: NDArray[np.float64], sick: NDArray[np.float64]) -> float:
-    """The chance that a sick score is above a healthy one: the area under the ROC curve (Hanley and McNeil 1982)."""
-    order = np.sort(healthy)
-    low, high = np.searchsorted(order, sick), np.searchsorted(order, sick, side="right")
-    return float(np.mean((low + high) / 2) / len(order))
-
-
 def power(healthy: NDArray[np.float64], sick: NDArray[np.float64], false_alarms: float = 1e-3) -> float:
     """Part of the sick scores above what at most ``false_alarms`` of the healthy ones exceed."""
     return float(np.mean(sick > np.quantile(healthy, 1 - false_alarms, method="higher")))

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from argus.model.statistics import NORMAL
+from argus.model.statistics import NORMAL, mad, medians
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
 
@@ -102,18 +102,6 @@ class Deviation:
     score: float
 
 
-def median(values: Matrix, axis: int = -1) -> Matrix:
-    """Median along an axis, NaN left out; NaN where there is nothing. Much faster than numpy.nanmedian."""
-    ordered = np.sort(np.moveaxis(values, axis, -1), axis=-1)
-    if not ordered.shape[-1]:
-        return np.full(ordered.shape[:-1], np.nan)
-    count = (~np.isnan(ordered)).sum(-1)
-    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, ordered.shape[-1] - 1)
-    pick = [np.take_along_axis(ordered, place[..., None], -1)[..., 0] for place in (low, high)]
-    middle: Matrix = np.where(count > 0, (pick[0] + pick[1]) / 2, np.nan)
-    return middle
-
-
 def deviations(values: Matrix, watch: Watch) -> list[Deviation]:
     """Nodes whose newest hours stand out.
 
@@ -126,11 +114,11 @@ def deviations(values: Matrix, watch: Watch) -> list[Deviation]:
     own = values - _others(values)
     alone = np.asarray(np.isnan(own).all(1))
     own = np.where(alone[:, None], values, own)
-    now, raw_now = median(own[:, -WINDOW:]), median(values[:, -WINDOW:])
+    now, raw_now = medians(own[:, -WINDOW:]), medians(values[:, -WINDOW:])
     enough = (~np.isnan(own[:, -WINDOW:])).sum(1) >= LEAST
     past, raw_past = own[:, : max(hours - 2 * WINDOW, 0)], values[:, : max(hours - 2 * WINDOW, 0)]
     half = max(past.shape[1] // 2, min(past.shape[1], 24))
-    usual, raw_usual = median(past[:, :half]), median(raw_past[:, :half])
+    usual, raw_usual = medians(past[:, :half]), medians(raw_past[:, :half])
     known = (~np.isnan(past[:, :half])).sum(1) >= 12
     noise = _block_noise(past[:, : max(half, 4 * WINDOW)])
     level = np.abs(raw_usual)
@@ -214,10 +202,10 @@ def _others(values: Matrix) -> Matrix:
     """For each node and hour the median of the other nodes; of many, that of all is as good."""
     nodes = len(values)
     if nodes >= 12:
-        return np.broadcast_to(median(values, 0), values.shape)
+        return np.broadcast_to(medians(values, 0), values.shape)
     out = np.full(values.shape, np.nan)
     for node in range(nodes if nodes > 1 else 0):
-        out[node] = median(np.delete(values, node, 0), 0)
+        out[node] = medians(np.delete(values, node, 0), 0)
     return out
 
 
@@ -228,11 +216,11 @@ def _block_noise(past: Matrix) -> Matrix:
     noise = np.full(len(past), np.inf)
     if blocks < 3:
         return noise
-    medians = median(past[:, past.shape[1] - blocks * WINDOW :].reshape(len(past), blocks, WINDOW))
+    levels = medians(past[:, past.shape[1] - blocks * WINDOW :].reshape(len(past), blocks, WINDOW))
     for lag in (1, 4, 8):
         if lag == 1 or blocks >= lag + 4:
-            change = medians[:, lag:] - medians[:, :-lag]
-            strays = NORMAL / np.sqrt(2) * median(np.abs(change - median(change)[:, None]))
+            change = levels[:, lag:] - levels[:, :-lag]
+            strays = NORMAL / np.sqrt(2) * medians(np.abs(change - medians(change)[:, None]))
             noise = strays if lag == 1 else np.fmax(noise, strays)
     return noise
 
@@ -246,7 +234,7 @@ def _peer_scores(now: Matrix, noise: Matrix, least: Matrix, watch: Watch) -> tup
         if np.isnan(value) or len(others) < 3:
             continue
         center[node] = np.median(others)
-        spread = NORMAL * float(np.median(np.abs(others - center[node])))
+        spread = mad(others, float(center[node]))
         # The MAD of n values is itself uncertain, by a factor of about 1 + 2/n for few.
         spread *= 1 + 2 / len(others)
         own = noise[node] if np.isfinite(noise[node]) else 0.0

@@ -41,9 +41,10 @@ import numpy as np
 import pyarrow as pa
 
 from argus.compress.decode import decode_escapes, decode_summaries
-from argus.compress.fidelity import auc, power, recall
+from argus.compress.fidelity import power, recall
 from argus.compress.kernels import Compressor
 from argus.model.errors import ArgusError
+from argus.model.statistics import share_in_order
 from argus.store.open import Store, open_store
 from argus.store.reader import query
 from argus.store.schema import ensure_schema
@@ -522,7 +523,7 @@ def _judged(
                 usual = np.maximum(np.median(scores, axis=(0, 1)), 1e-6)  # coarse bins mostly do not differ at all
                 low = (scores / usual).ravel()
                 high = (_scores(np.concatenate([healthy[:-1], faulty])[:, :, whole])[-1] / usual).ravel()
-            judged = auc(low, high), power(low, high)
+            judged = share_in_order(low, high, ties=0.5), power(low, high)
             shown.append(f"{judged[0]:.3f} / {judged[1]:.2f}")
             if form in ("exact", "ours", "triples"):
                 name = f"{key}_{form}_{case.split(',')[0]}".replace(" %", "").replace(" ", "_")

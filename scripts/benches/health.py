@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from argus.health.trend import COUNTERS, WATCHED, Matrix, deviations, median, rising
+from argus.health.trend import COUNTERS, WATCHED, Matrix, deviations, rising
+from argus.model.statistics import medians
 from benches import Result
 
 KINDS = (160, 30, 6, 4)
@@ -72,7 +73,7 @@ def _history(nodes: int, rng: np.random.Generator, least_faults: int) -> tuple[d
             effect = size * np.clip((hour - begins) / ramp, 0, 1)
             due = begins + int(np.ceil(ramp * 2 * watch.change / size))
             values[figure][node] = values[figure][node] + watch.bad * effect * (
-                1.0 if watch.units else median(values[figure][node])
+                1.0 if watch.units else medians(values[figure][node])
             )
         latest = due + int(np.argmax(np.cumsum(~away[node, due:]) >= 24)) + 1
         faults.append(Fault(int(node), figure, begins, due, latest))

@@ -14,7 +14,7 @@ from argus.health.check import Result
 from argus.health.history import rows
 from argus.health.report import report
 from argus.health.run import Run
-from argus.health.trend import Matrix, Watch, busy_share, deviations, median, rising
+from argus.health.trend import Matrix, Watch, busy_share, deviations, rising
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -26,15 +26,6 @@ LOW = Watch(-1, 0.05, False, "its speed")
 def speeds(nodes: int, hours: int = 20 * 24) -> Matrix:
     rng = np.random.default_rng(nodes)
     return 1000 + rng.normal(0, 5, (nodes, 1)) + 20 * np.sin(np.arange(hours)) + rng.standard_t(3, (nodes, hours)) * 3
-
-
-def test_median() -> None:
-    rng = np.random.default_rng(1)
-    values = np.where(rng.random((7, 31)) < 0.3, np.nan, rng.random((7, 31)))
-    assert np.allclose(median(values), np.nanmedian(values, 1))
-    assert np.allclose(median(values, 0), np.nanmedian(values, 0))
-    assert np.isnan(median(np.full((2, 3), np.nan))).all()
-    assert np.isnan(median(np.empty((2, 0)))).all()
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 30])

@@ -21,9 +21,9 @@ from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.peers import mesh_of
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import low_median
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence, Verdict
+from argus.model.statistics import low_median
 from argus.model.units import duration
 
 SURE_STEP = 0.8

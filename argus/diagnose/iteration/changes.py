@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, wrightomega
 
-from argus.diagnose.robust import mad, order_error, share_in_order
-from argus.model.statistics import MEDIAN, NORMAL
+from argus.model.statistics import MEDIAN, NORMAL, mad, order_error, share_in_order
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]

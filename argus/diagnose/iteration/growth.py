@@ -30,6 +30,7 @@ from argus.diagnose.ranks import slow_gpus
 from argus.diagnose.read import queries
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence
+from argus.model.statistics import median_deviation
 from argus.model.units import duration, seconds
 
 MEASURES = ("launches", "collective calls", "bytes of collectives")
@@ -98,7 +99,7 @@ def _regression(
     if has_suspects:
         return change, ""
     median = float(np.median(durations))
-    if change is None and float(np.median(np.abs(durations - median))) < VARIES * median:
+    if change is None and median_deviation(durations, median) < VARIES * median:
         return None, ""
     ranks = sorted(case.hosts)[:: max(1, len(case.hosts) // WORKERS)][:WORKERS]
     rows = case.query(queries.WORK, {**case.params, "ranks": ranks})

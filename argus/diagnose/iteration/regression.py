@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.iteration.changes import STEEPEST, Detector, powers
-from argus.diagnose.robust import order_error, share_in_order
-from argus.model.statistics import MEDIAN
+from argus.model.statistics import MEDIAN, median_deviation, order_error, share_in_order
 
 Float = NDArray[np.float64]
 
@@ -239,7 +238,7 @@ def _without_spikes(logs: Float, least: float) -> Float:
 
     half = LEVEL_STEPS // 2
     level = np.pad(median_filter(logs, LEVEL_STEPS)[half:-half], half, mode="edge")
-    reach = max(least, FENCE * float(np.median(np.abs(logs - level))))
+    reach = max(least, FENCE * median_deviation(logs - level, 0.0))
     return np.asarray(np.clip(logs, level - reach, level + reach))
 
 

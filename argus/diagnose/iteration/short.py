@@ -25,9 +25,9 @@ from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.peers import between_stages, mesh_of
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import low_median, row_medians
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
+from argus.model.statistics import low_median, row_medians
 from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]

@@ -18,9 +18,9 @@ from argus.diagnose.ranks.lateness import ALPHA, RECENT_STEPS, by_chance
 from argus.diagnose.ranks.slow_gpus import LEAST_SHARE
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.query import runnable_sql
-from argus.diagnose.robust import row_medians
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
+from argus.model.statistics import row_medians
 from argus.model.units import duration
 
 WINDOW = 200

@@ -26,15 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.case import Logged
+from argus.diagnose.chance import outlier_limit
 from argus.diagnose.iteration.regression import MIN_STEPS, RANK_SUM, find_regression
 from argus.diagnose.iteration.stalls import LEAST_STALLS
 from argus.diagnose.ranks.lateness import ALPHA, by_chance, find_episode, find_onset
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import mad, outlier_limit
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
-from argus.model.statistics import MEDIAN
+from argus.model.statistics import MEDIAN, mad
 from argus.model.units import ranks_text
 
 Float = NDArray[np.float64]

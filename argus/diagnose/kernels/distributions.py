@@ -21,9 +21,9 @@ from argus.diagnose.case import Case
 from argus.diagnose.read import queries
 from argus.diagnose.read.peers import Mesh
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import mad
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
+from argus.model.statistics import mad
 from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]

@@ -18,7 +18,7 @@ from scipy.special import ndtri
 
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import mad
+from argus.model.statistics import mad
 from argus.model.units import duration
 
 Float = NDArray[np.float64]

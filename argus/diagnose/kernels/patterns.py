@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
+from argus.model.statistics import median_deviation
 from argus.model.units import ranks_text
 
 Float = NDArray[np.float64]
@@ -98,8 +99,7 @@ def differing(beta: Float, mu: Float, sigma: Float) -> tuple[Float, Bool]:
     apart = np.sum([np.abs(part[:, None] - part[None, :]) for part in parts], axis=0) >= DIFFERS
     share = apart.sum(axis=1) / max(count - 1, 1)
     middle = float(np.median(share))
-    mad = float(np.median(np.abs(share - middle)))
-    odd = (share > middle + TIMES_MAD * mad) & (share > 0)
+    odd = (share > middle + TIMES_MAD * median_deviation(share, middle)) & (share > 0)
     if not odd.any() and middle >= MANY * (1 - 1 / count) - 1e-9 and count > 1:
         worse = beta - mu
         odd = worse > (np.sort(worse)[(count - 1) // 2] + worse.max()) / 2

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.robust import binomial_tail, log_choose
+from argus.diagnose.chance import binomial_tail, log_choose
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]

@@ -21,9 +21,9 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import MIN_STEPS, PAST, WINDOWS, first_steps, levels
 from argus.diagnose.read.query import runnable_sql
 from argus.diagnose.read.transfers import P2P, Transfers
-from argus.diagnose.robust import low_median
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
+from argus.model.statistics import low_median
 from argus.model.units import duration, listed, rank_pattern
 
 Float = NDArray[np.float64]

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.diagnose.chance import outlier_limit
 from argus.diagnose.iteration.regression import MISSED, SEPARATE
 from argus.diagnose.ranks.lateness import ALPHA, PERSISTENCE, RECENT_STEPS, by_chance, find_episode
-from argus.diagnose.robust import mad, outlier_limit
-from argus.model.statistics import MEDIAN
+from argus.model.statistics import MEDIAN, low_median, mad
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -157,14 +157,6 @@ def kind_of(phase: str) -> str:
     return "kernel_issue_stall" if _is(phase, ON_HOST) else "compute_straggler"
 
 
-def low_median(values: Float) -> Float:
-    """Median over ranks, of an even number the faster one: of two ranks, and of a slow half, the other."""
-    seen = np.isfinite(values).any(axis=0)
-    return np.asarray(
-        np.nanquantile(np.where(seen, values, 0.0), 0.5, axis=0, keepdims=True, method="lower"), np.float64
-    )
-
-
 def _scatter(values: Float) -> float:
     return mad(values[np.isfinite(values)])
 
@@ -221,6 +213,7 @@ def _centered(values: Float) -> Float:
 
 
 def _deviation(values: Float) -> Float:
+    """Off the median of the ranks, of an even number the faster one: of two ranks, and of a slow half, the other."""
     return np.asarray(values - low_median(values), np.float64)
 
 

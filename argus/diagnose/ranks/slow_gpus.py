@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.case import THRESHOLD, Case, evidence
+from argus.diagnose.chance import outlier_limit
 from argus.diagnose.kernels import distributions
 from argus.diagnose.ranks.lateness import ALPHA, by_chance, find_onset
 from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import ERRORS, MIN_STEPS, PAST, WINDOWS, GpuTimes, GpuWindow, levels, usual_compute
 from argus.diagnose.read.peers import Mesh
 from argus.diagnose.read.query import Query
-from argus.diagnose.robust import low_median, mad, outlier_limit, row_medians
 from argus.diagnose.suspect import Suspect, slowdown_of
-from argus.model.statistics import MEDIAN
+from argus.model.statistics import MEDIAN, low_median, mad, row_medians
 from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]

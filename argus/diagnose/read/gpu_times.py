@@ -13,8 +13,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.peers import Mesh, mesh_of
 from argus.diagnose.read.query import Query
-from argus.diagnose.robust import low_median, row_medians
-from argus.model.statistics import MEDIAN_ERROR
+from argus.model.statistics import MEDIAN_ERROR, low_median, row_medians
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]

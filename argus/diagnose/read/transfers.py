@@ -14,7 +14,7 @@ from argus.diagnose.read.gpu_times import FEWEST, WINDOWS, GpuWindow, joined
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.peers import Mesh
 from argus.diagnose.read.query import Query
-from argus.diagnose.robust import row_medians
+from argus.model.statistics import row_medians
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]

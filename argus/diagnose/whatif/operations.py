@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.diagnose.chance import outlier_limit
 from argus.diagnose.ranks.lateness import ALPHA, find_onset
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import outlier_limit
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence
 from argus.diagnose.whatif.dependencies import BACKWARD, COMMUNICATION, FORWARD, P2P, Layout, Model, Operations, WhatIf

@@ -25,9 +25,9 @@ from argus.diagnose.read.gpu_times import MIN_STEPS, WINDOWS, GpuTimes, GpuWindo
 from argus.diagnose.read.peers import LOCKSTEP
 from argus.diagnose.read.query import Query
 from argus.diagnose.read.transfers import P2P, Transfers
-from argus.diagnose.robust import low_median
 from argus.diagnose.whatif.dependencies import BACKWARD, FORWARD, OPTIMIZER, Groups, Model, graph
 from argus.model.errors import ArgusError
+from argus.model.statistics import low_median
 from argus.semantics.groups.schedule import BACKWARD as BACK
 from argus.semantics.groups.schedule import schedule
 

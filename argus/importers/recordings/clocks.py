@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from argus.importers.recordings.collectives import POINT_TO_POINT
 from argus.importers.recordings.recording import UNKNOWN_HOST, Int, Recording
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.statistics import median_deviation
 from argus.model.units import duration, ranks_text
 
 AGREE_NS = 50_000
@@ -224,7 +225,7 @@ def line_up(a: Lane, b: Lane) -> int | None:
         if both is None or len(both) < least:
             continue
         apart = a.ends[both] - b.ends[both - shift]
-        fits.append((float(np.median(np.abs(apart - np.median(apart)))), abs(float(np.median(apart))), shift))
+        fits.append((median_deviation(apart), abs(float(np.median(apart))), shift))
     # Steps repeat: of shifts that fit alike the one by which clocks differ least.
     tight = min((scatter for scatter, _, _ in fits), default=0.0)
     fitting = [(off, shift) for scatter, off, shift in fits if scatter <= 2 * tight + BIN_NS / 5]
@@ -252,7 +253,7 @@ def _apart(differences: Int) -> Apart:
     apart = differences.astype(np.float64)
     offset, third = float(np.median(apart)), max(len(apart) // 3, 1)
     moved = float(np.median(apart[-third:]) - np.median(apart[:third]))
-    scatter = float(np.median(np.abs(apart - offset)))
+    scatter = median_deviation(apart, offset)
     # Of few calls it is chance.
     return Apart(offset, scatter, moved if len(apart) >= 12 and abs(moved) > 2 * scatter else 0.0, len(apart))
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import by_hosts
-from argus.diagnose.robust import low_median
+from argus.model.statistics import low_median
 from argus.model.units import duration
 from argus.report.arrays import Arrays
 from argus.report.look import Look, absent, in_order, panel

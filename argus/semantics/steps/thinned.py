@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.model.statistics import MEDIAN_ERROR
+from argus.model.statistics import MEDIAN_ERROR, median_deviation
 from argus.semantics.steps.by_calls import BY_PULSES, ITERATION
 from argus.semantics.steps.period import find_period
 
@@ -210,7 +210,7 @@ class ThinnedSteps:
             ratios = np.array(state.ratios)
             middle = float(np.median(ratios))
             # The median's standard error by the median absolute deviation, as of a normal distribution.
-            error = MEDIAN_ERROR * float(np.median(np.abs(ratios - middle))) / len(ratios) ** 0.5
+            error = MEDIAN_ERROR * median_deviation(ratios, middle) / len(ratios) ** 0.5
             if middle - 1 > SIGNIFICANT * error:
                 slowdowns.append(middle)
         return max(slowdowns, default=0.0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from argus.compress.bins import BINS, CENTER_NS, LONGEST_NS, PER_NEPER, bins_of, occupied
 from argus.compress.codes import RANGE_UNIT
 from argus.compress.decode import decode_escapes, decode_summaries
-from argus.compress.fidelity import auc, power, quantile_error, recall, w1
+from argus.compress.fidelity import power, quantile_error, recall, w1
 from argus.compress.kernels import GRIDS, SINGLE, SPIKES, Compressor, kernel_id, normalised
 from argus.compress.templates import SHAPE_UNIT
 
@@ -495,5 +495,4 @@ def test_measures() -> None:
     assert w1(sample, np.array([2.0]), np.array([9.0])) == pytest.approx(2 / 3 / 2)
     assert quantile_error(sample, np.array([2.2]), np.array([0.5])) == pytest.approx([0.1])
     assert recall(np.array([1, 2]), np.array([2, 3])) == 0.5
-    assert auc(np.array([0.0, 1.0]), np.array([1.0, 2.0])) == 0.875
     assert power(np.arange(1000.0), np.array([998.5, 999.5])) == 0.5
