@@ -37,100 +37,10 @@ ADVICE = 2
 MOST_OF_IT = 0.5
 """Part of the time of kernels that the stored ones must take to be compared."""
 
-_STEPS = """
-job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
-  AND step BETWEEN {first:UInt32} AND {last:UInt32}"""
-_TIMES = """
-job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
-  AND ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})"""
-
 _OWN_STEP = "step BETWEEN"
 _SHIFTED_STEP = (
     "toInt64(step) + transform(toUInt32(rank), {shifted:Array(UInt32)}, {shifts:Array(Int64)}, toInt64(0)) BETWEEN"
 )
-SPAN = f"""
-SELECT toInt64(min(toUnixTimestamp64Nano(ts))) AS begin_ns,
-       toInt64(max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns))) AS end_ns, count() AS steps,
-       toFloat64(median(duration_ns)) AS step_ns
-FROM iterations WHERE {_STEPS}
-GROUP BY rank ORDER BY rank
-"""
-SAMPLED_SPAN = """
-SELECT toInt64(toUnixTimestamp64Nano(min(ts))) AS begin_ns, toInt64(toUnixTimestamp64Nano(max(last_ts))) AS end_ns,
-       count() AS samples
-FROM stack_samples WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
-"""
-PHASES = f"""
-SELECT phase AS name, toFloat64(sum(duration_ns)) AS spent_ns
-FROM (SELECT *, count() OVER (PARTITION BY rank, step) AS parts FROM phases WHERE {_STEPS})
-WHERE parts > 1
-GROUP BY name ORDER BY spent_ns DESC
-"""
-"""Steps of which one phase alone is known were found by one mark each: what was in them is not known."""
-GPU_PHASES = f"""
-SELECT phase AS name, toFloat64(sum(duration_ns)) AS spent_ns, toFloat64(sum(overlapped_ns)) AS hidden_ns
-FROM gpu_phases WHERE {_STEPS}
-GROUP BY name ORDER BY spent_ns DESC
-"""
-GPU = f"""
-SELECT rank, toFloat64(sum(duration_ns)) AS span_ns, toFloat64(sum(compute_ns)) AS compute_ns,
-       toFloat64(sum(exposed_communication_ns)) AS exposed_ns, toFloat64(sum(communication_ns)) AS communication_ns,
-       toFloat64(sum(memcpy_ns)) AS memcpy_ns, toFloat64(sum(idle_ns)) AS idle_ns,
-       toFloat64(median(if(issue_latency_p50_ns < 0, nan, toFloat64(issue_latency_p50_ns)))) AS latency_ns,
-       toFloat64(max(largest_gap_ns)) AS gap_ns, toFloat64(count()) AS steps
-FROM gpu_steps WHERE {_STEPS}
-GROUP BY rank ORDER BY rank
-"""
-GPU_SECONDS = GPU.replace("gpu_steps", "gpu_usage").replace(_STEPS, _TIMES)
-KERNELS = f"""
-SELECT name, toFloat64(sum(duration_ns)) AS spent_ns, toFloat64(count()) AS times FROM kernel_events
-WHERE {_TIMES} AND kind = 'kernel'
-GROUP BY name ORDER BY spent_ns DESC LIMIT 50
-"""
-SUMMED_KERNELS = f"""
-SELECT any(g.kernel) AS name, toFloat64(sum(t.spent)) AS spent_ns, toFloat64(sum(t.launched)) AS times
-FROM
-(
-  SELECT kernel_id, sum(spent_ns) AS spent, sum(launches) AS launched FROM kernel_times WHERE {_STEPS}
-  GROUP BY kernel_id
-) AS t
-INNER JOIN
-(
-  SELECT DISTINCT kernel_id, kernel FROM kernel_groups WHERE job = {{job:String}} AND run = {{run:UInt32}}
-) AS g ON t.kernel_id = g.kernel_id
-GROUP BY g.kernel ORDER BY spent_ns DESC LIMIT 50
-"""
-CALLS = f"""
-SELECT kind AS name, toFloat64(sum(greatest(duration_ns, 0))) AS spent_ns, toFloat64(count()) AS times FROM launches
-WHERE {_TIMES} AND NOT in_nccl AND kind IN ('sync', 'memcpy_d2h', 'module')
-GROUP BY name ORDER BY spent_ns DESC
-"""
-LINES = """
-WITH
-  mains AS
-  (
-    SELECT rank, pid FROM ranks
-    WHERE job = {job:String} AND run = {run:UInt32} AND rank_source != 'parent' GROUP BY rank, pid
-  )
-SELECT t.kind AS kind, t.main AS main, t.reason AS reason, toFloat64(sum(t.spent)) AS spent_ns,
-       if(k.python_function != '', 'python', k.leaf_kind) AS frame,
-       if(k.python_function != '', k.python_function, k.leaf_function) AS function,
-       if(k.python_function != '', k.python_file, k.leaf_file) AS file, max(k.python_line) AS line
-FROM
-(
-  SELECT job, run, kind, if(kind = 'off', reason, '') AS reason, (rank, pid) IN (SELECT rank, pid FROM mains)
-         AND tid = pid AS main, stack_id, sum(ns) AS spent
-  FROM stack_samples
-  WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
-    AND last_ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
-    AND NOT startsWith(thread, 'argus')
-  GROUP BY job, run, kind, reason, main, stack_id
-) AS t
-LEFT ANY JOIN stacks AS k ON t.job = k.job AND t.run = k.run AND t.stack_id = k.stack_id
-GROUP BY kind, main, reason, frame, function, file, k.python_line
-ORDER BY spent_ns DESC
-"""
-"""Time by the deepest line of Python, or the function where there is none; of all threads on the CPU and off it."""
 
 
 @dataclass
@@ -213,7 +123,7 @@ def breakdown(
     if shifted:
         at |= {"shifted": list(shifted), "shifts": list(shifted.values())}
     read = _Read(query, at, 0, 0.0, [], bool(shifted))
-    spans = read.rows(SPAN if steps else SAMPLED_SPAN)
+    spans = read.rows(queries.BREAKDOWN_SPAN if steps else queries.BREAKDOWN_SAMPLED_SPAN)
     begin, end = min((row["begin_ns"] for row in spans), default=0), max((row["end_ns"] for row in spans), default=0)
     if not steps and not any(row["samples"] for row in spans):
         begin = end = 0
@@ -246,7 +156,7 @@ def _phases(read: _Read) -> list[Part]:
     """The phases of the training thread."""
     if not read.steps:
         return []
-    rows = read.rows(PHASES)
+    rows = read.rows(queries.BREAKDOWN_PHASES)
     total = sum(row["spent_ns"] for row in rows)
     if not total:
         return []
@@ -272,15 +182,15 @@ def _phases(read: _Read) -> list[Part]:
         read.advice.append(
             (optimizer / 2, f"The optimiser takes {optimizer:.0%} of a step: fused=True or foreach=True.")
         )
-    return [read.part("phases", _percent(items), items, PHASES)]
+    return [read.part("phases", _percent(items), items, queries.BREAKDOWN_PHASES)]
 
 
 def _gpus(read: _Read) -> list[Part]:
     """What the GPUs did, and which rank's computes for longer."""
-    text = GPU if read.steps else GPU_SECONDS
+    text = queries.BREAKDOWN_GPU if read.steps else queries.BREAKDOWN_GPU_SECONDS
     rows = read.rows(text)
     if not rows and read.steps:
-        text = GPU_SECONDS
+        text = queries.BREAKDOWN_GPU_SECONDS
         rows = read.rows(text)
     total = sum(row["span_ns"] for row in rows)
     if not total:
@@ -301,12 +211,12 @@ def _gpus(read: _Read) -> list[Part]:
         summary += f"; of communication {hidden:.0%} is hidden behind computing"
     parts.append(read.part("gpu", summary, items, text))
     _advise_gpu(read, share, rows)
-    if text == GPU:
-        phases = read.rows(GPU_PHASES)
+    if text == queries.BREAKDOWN_GPU:
+        phases = read.rows(queries.BREAKDOWN_GPU_PHASES)
         spent = sum(row["spent_ns"] for row in phases)
         own = _shares(phases, spent, 8)
         if own:
-            parts.append(read.part("gpu_phases", _percent(own), own, GPU_PHASES))
+            parts.append(read.part("gpu_phases", _percent(own), own, queries.BREAKDOWN_GPU_PHASES))
         parts += _between_ranks(read, rows)
     return parts
 
@@ -323,13 +233,13 @@ def _between_ranks(read: _Read, rows: Sequence[Mapping[str, Any]]) -> list[Part]
         (1 - least / most, f"Rank {last} computes {most / max(least, 1):.2f} times as long as rank {first}: has it "
          "more to do (batch, sequence length, layers), or a slower GPU?")
     )  # fmt: skip
-    return [read.part("ranks", text, items, GPU)]
+    return [read.part("ranks", text, items, queries.BREAKDOWN_GPU)]
 
 
 def _advise_gpu(read: _Read, share: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
     idle = share.get("idle", 0.0)
     if idle >= WORTH:
-        calls = {row["name"]: row for row in read.rows(CALLS)}
+        calls = {row["name"]: row for row in read.rows(queries.BREAKDOWN_CALLS)}
         waits = sum(calls[kind]["times"] for kind in ("sync", "memcpy_d2h") if kind in calls)
         latencies = [row["latency_ns"] for row in rows if np.isfinite(row["latency_ns"])]
         late = bool(latencies) and float(np.median(latencies)) < NO_WAIT_NS
@@ -363,10 +273,10 @@ def _advise_gpu(read: _Read, share: Mapping[str, float], rows: Sequence[Mapping[
 
 def _kernels(read: _Read) -> list[Part]:
     """The kernels that take most."""
-    text = SUMMED_KERNELS
+    text = queries.BREAKDOWN_SUMMED_KERNELS
     rows = read.rows(text) if read.steps else []
     if not rows:
-        text = KERNELS
+        text = queries.BREAKDOWN_KERNELS
         rows = read.rows(text)
     total = sum(row["spent_ns"] for row in rows)
     if total < MOST_OF_IT * read.kernels_ns:
@@ -413,7 +323,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _threads(read: _Read) -> list[Part]:
     """What the main thread does, and the lines that take most: of all threads on the CPU, of the main one off it."""
-    rows = read.rows(LINES)
+    rows = read.rows(queries.BREAKDOWN_LINES)
     on = [row for row in rows if row["kind"] == "cpu"]
     off = [row for row in rows if row["kind"] == "off" and row["main"]]
     main_ns, running_ns = sum(row["spent_ns"] for row in on if row["main"]), sum(row["spent_ns"] for row in on)
@@ -426,12 +336,14 @@ def _threads(read: _Read) -> list[Part]:
     if not Observed(read.query, read.params).stayed("off_cpu", int(read.params["to_ns"])):
         text = "not known: time off the CPU was not followed all of the time, since that cost too much"
         hottest = _top(on, running_ns)
-        parts.append(read.part("main_thread", text, [], LINES))
-        return parts + ([read.part("lines_on_cpu", _percent(hottest), hottest, LINES)] if hottest else [])
+        parts.append(read.part("main_thread", text, [], queries.BREAKDOWN_LINES))
+        return parts + (
+            [read.part("lines_on_cpu", _percent(hottest), hottest, queries.BREAKDOWN_LINES)] if hottest else []
+        )
     doing = [("computing", main_ns), ("waiting", waited_ns), ("ready, but no CPU free", queued_ns)]
     items = [Item(name=name, share=round(ns / total_ns, 4)) for name, ns in doing]
     items = [item for item in sorted(items, key=lambda one: -one["share"]) if item["share"] >= LEAST]
-    parts.append(read.part("main_thread", _percent(items), items, LINES))
+    parts.append(read.part("main_thread", _percent(items), items, queries.BREAKDOWN_LINES))
     if queued_ns >= WORTH * total_ns:
         text = f"The main thread is ready for {queued_ns / total_ns:.0%} of the time, and no CPU is free: "
         read.advice.append(
@@ -442,7 +354,7 @@ def _threads(read: _Read) -> list[Part]:
         )
     hottest = _top(on, running_ns)
     if hottest:
-        parts.append(read.part("lines_on_cpu", _percent(hottest), hottest, LINES))
+        parts.append(read.part("lines_on_cpu", _percent(hottest), hottest, queries.BREAKDOWN_LINES))
         first, share = hottest[0], running_ns and hottest[0]["share"] * main_ns / total_ns
         if first["name"] != "no stack" and first["share"] >= WORTH and share >= WORTH:
             text = (
@@ -458,7 +370,7 @@ def _threads(read: _Read) -> list[Part]:
     longest = [Item(name=name, share=round(ns / total_ns, 4)) for name, ns in named_waits.items()]
     longest = sorted((item for item in longest if item["share"] >= LEAST), key=lambda one: -one["share"])[:MOST]
     if longest:
-        parts.append(read.part("lines_off_cpu", _percent(longest), longest, LINES))
+        parts.append(read.part("lines_off_cpu", _percent(longest), longest, queries.BREAKDOWN_LINES))
         if longest[0]["share"] >= 0.2:
             text = f"The main thread waits for {longest[0]['share']:.0%} of the time in {longest[0]['name']}."
             read.advice.append((longest[0]["share"] * 0.75, text))

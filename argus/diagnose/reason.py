@@ -20,11 +20,6 @@ from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
 from argus.model.units import duration, ranks_text
 
-LIBRARIES = """
-SELECT rank, max(length(libraries)) AS libraries FROM ranks
-WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
-"""
-"""How many libraries with probes each rank has loaded."""
 NOTHING = "nothing to diagnose"
 """How the reason begins where a trace holds nothing that could be diagnosed."""
 EPISODE = 0.1
@@ -167,7 +162,7 @@ def without_steps(query: Query, params: Mapping[str, Any], seen: Mapping[str, ND
     )  # fmt: skip
     if any(one.progresses for one in doing):
         return f"no training step was seen: {text}; {describe([one for one in doing if one.progresses])}"
-    probed = bool(np.any(query(LIBRARIES, params)["libraries"] > 0))
+    probed = bool(np.any(query(queries.LIBRARIES, params)["libraries"] > 0))
     if (
         doing
         and not probed

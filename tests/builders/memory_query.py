@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.read import queries
-from argus.diagnose.read.observed import ON_CPUS
+from argus.diagnose.read.queries import ON_CPUS
 from tests.builders.stored_job import analyse
 from tests.builders.synthetic_job import H2D, MODULE, SYNC, Job
 

@@ -13,42 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query
 from argus.model.stacks import Frame
 from argus.model.units import ranks_text
 from argus.semantics.stacks.stack import label
-
-ACTIVITY = """
-WITH
-  mains AS
-  (
-    SELECT rank, pid FROM ranks
-    WHERE job = {job:String} AND run = {run:UInt32} AND rank_source != 'parent' GROUP BY rank, pid
-  )
-SELECT t.rank AS rank, (t.rank, t.pid) IN (SELECT rank, pid FROM mains) AS own, t.pid = t.tid AS first_thread,
-       t.thread AS thread, t.kind AS kind, t.reason AS reason, t.spent_ns AS spent_ns,
-       k.kinds AS kinds, k.functions AS functions, k.files AS files, k.lines AS lines
-FROM
-(
-  SELECT job, run, rank, pid, tid, any(thread) AS thread, kind, reason, stack_id, sum(part) AS spent_ns
-  FROM
-  (
-    SELECT *, toUnixTimestamp64Nano(ts) AS begin, toUnixTimestamp64Nano(last_ts) AS done,
-           if(kind = 'off' AND done > begin,
-              toFloat64(ns) * greatest(0, least(done, {to_ns:Int64}) - greatest(begin, {from_ns:Int64}))
-                / (done - begin),
-              toFloat64(ns) * (begin + intDiv(done - begin, 2) BETWEEN {from_ns:Int64} AND {to_ns:Int64})) AS part
-    FROM stack_samples
-    WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
-      AND last_ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
-  )
-  GROUP BY job, run, rank, pid, tid, kind, reason, stack_id
-  HAVING spent_ns > 0
-) AS t
-LEFT ANY JOIN stacks AS k ON t.job = k.job AND t.run = k.run AND t.stack_id = k.stack_id
-ORDER BY rank, spent_ns DESC
-"""
-"""What the threads of some ranks did in some time, with their stacks."""
 
 COMPUTES = 0.25
 """Share of one CPU from which on a rank computes: what a thread gets that shares its CPU with three others. Watchdogs
@@ -134,7 +103,7 @@ def activities(
     Returns:
         By rank; those of which nothing is stored are missing.
     """
-    rows = query(ACTIVITY, {**params, "ranks": list(ranks), "from_ns": from_ns, "to_ns": to_ns})
+    rows = query(queries.ACTIVITY, {**params, "ranks": list(ranks), "from_ns": from_ns, "to_ns": to_ns})
     names = ("rank", "own", "first_thread", "thread", "kind", "reason", "spent_ns")
     by_rank: dict[int, list[_Row]] = defaultdict(list)
     stacks = (rows[name] for name in ("kinds", "functions", "files", "lines"))

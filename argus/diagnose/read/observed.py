@@ -15,33 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query
 from argus.model.errors import ArgusError
-
-SIGNALS = """
-SELECT rank, signal, toUnixTimestamp64Nano(ts) AS ts_ns, toFloat64(seen) AS seen, toInt64(period_ns) AS period_ns,
-       reason
-FROM signal_coverage FINAL
-WHERE job = {job:String} AND run = {run:UInt32}
-ORDER BY signal, rank, ts
-"""
-"""Every change of what is observed of each rank."""
-
-STEP_SOURCE = """
-SELECT argMax(method, ts) AS method, toFloat64(avg(launches)) AS launches, toFloat64(avg(collectives)) AS collectives
-FROM iterations
-WHERE job = {job:String} AND run = {run:UInt32} AND step + 10 > {last:UInt32} AND step <= {last:UInt32}
-"""
-"""How the newest steps were found, and how many calls each has."""
-
-ON_CPUS = """
-SELECT max(length(libraries)) > 0
-       AND (SELECT count() FROM (SELECT 1 FROM launches WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1)) = 0
-       AND (SELECT count() FROM (SELECT 1 FROM gpu_usage WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1)) = 0
-       AS alone
-FROM ranks WHERE job = {job:String} AND run = {run:UInt32}
-"""
-"""Whether libraries were probed, and no CUDA call nor any time of a GPU is stored."""
 
 WINDOWS = 3
 """Windows that must have passed without anything until what is observed in windows only counts as silent."""
@@ -64,7 +40,7 @@ def on_cpus_alone(query: Query, params: Mapping[str, Any]) -> bool:
         query: Runs SQL with parameters, returns columns.
         params: job, run.
     """
-    alone = query(ON_CPUS, {"job": params["job"], "run": params["run"]})["alone"]
+    alone = query(queries.ON_CPUS, {"job": params["job"], "run": params["run"]})["alone"]
     return bool(len(alone) and alone[0])
 
 
@@ -94,7 +70,7 @@ class Observed:
 
     def __init__(self, query: Query, params: Mapping[str, Any]) -> None:
         try:
-            rows = query(SIGNALS, params)
+            rows = query(queries.SIGNALS, params)
         except ArgusError:
             rows = {}  # the store is of an Argus that did not write this yet; if it is away, the next query fails
         self._rows: dict[str, NDArray[Any]] = rows if len(rows.get("signal", ())) else {}
@@ -218,7 +194,7 @@ def silence(
     whole = (looked_ns - last_ns) / 1e9
     if not observed:
         return Silence(whole)
-    source = query(STEP_SOURCE, params)
+    source = query(queries.STEP_SOURCE, params)
     method, launches, collectives = str(source["method"][0]), float(source["launches"][0]), source["collectives"][0]
     signals = step_signals(observed, method, launches, float(collectives), last_ns, ranks)
     best, why = Silence(0.0), ""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from argus.diagnose.read.queries.arrivals import *
+from argus.diagnose.read.queries.breakdown import *
 from argus.diagnose.read.queries.clocks import *
 from argus.diagnose.read.queries.dumps import *
 from argus.diagnose.read.queries.gpus import *

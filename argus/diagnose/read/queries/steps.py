@@ -85,3 +85,10 @@ GROUP BY rank ORDER BY rank
 USUAL_STEP = """
 SELECT toFloat64(median(duration_ns)) AS step_ns FROM iterations WHERE job = {job:String} AND run = {run:UInt32}
 """
+
+STEP_SOURCE = """
+SELECT argMax(method, ts) AS method, toFloat64(avg(launches)) AS launches, toFloat64(avg(collectives)) AS collectives
+FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND step + 10 > {last:UInt32} AND step <= {last:UInt32}
+"""
+"""How the newest steps were found, and how many calls each has."""

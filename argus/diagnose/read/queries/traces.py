@@ -1,4 +1,4 @@
-"""The trace itself: sessions, losses, hosts, health of nodes."""
+"""The trace itself: sessions, losses, hosts, health of nodes, what was observed."""
 
 from __future__ import annotations
 
@@ -38,3 +38,27 @@ COVERAGE = """
 SELECT counter, sum(value) AS value FROM coverage FINAL
 WHERE job = {job:String} AND run = {run:UInt32} AND loss GROUP BY counter ORDER BY counter
 """
+
+SIGNALS = """
+SELECT rank, signal, toUnixTimestamp64Nano(ts) AS ts_ns, toFloat64(seen) AS seen, toInt64(period_ns) AS period_ns,
+       reason
+FROM signal_coverage FINAL
+WHERE job = {job:String} AND run = {run:UInt32}
+ORDER BY signal, rank, ts
+"""
+"""Every change of what is observed of each rank."""
+
+LIBRARIES = """
+SELECT rank, max(length(libraries)) AS libraries FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
+"""
+"""How many libraries with probes each rank has loaded."""
+
+ON_CPUS = """
+SELECT max(length(libraries)) > 0
+       AND (SELECT count() FROM (SELECT 1 FROM launches WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1)) = 0
+       AND (SELECT count() FROM (SELECT 1 FROM gpu_usage WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1)) = 0
+       AS alone
+FROM ranks WHERE job = {job:String} AND run = {run:UInt32}
+"""
+"""Whether libraries were probed, and no CUDA call nor any time of a GPU is stored."""

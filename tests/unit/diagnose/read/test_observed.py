@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose.causes.activity import ACTIVITY, activities, waits_for
-from argus.diagnose.read.observed import FOREVER, STEP_SOURCE, Observed, on_cpus_alone, silence
+from argus.diagnose.causes.activity import activities, waits_for
+from argus.diagnose.read.observed import FOREVER, Observed, on_cpus_alone, silence
+from argus.diagnose.read.queries import ACTIVITY, STEP_SOURCE
 from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Verdict
 from argus.model.stacks import Frame, Stack
