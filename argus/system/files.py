@@ -15,7 +15,7 @@ import pwd
 import shlex
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +25,9 @@ UNFINISHED = ".new-"
 """How names of files begin that are not whole yet."""
 MAX_LINKS = 40
 """Symbolic links that a path may lead through, as in the kernel (``MAXSYMLINKS``)."""
+MAX_DEPTH = 1024
+"""Folders that a path may lead down through."""
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _former_umask: int | None = None
 
@@ -242,10 +245,40 @@ def open_output_folder(folder: Path) -> int:
         Untrusted: A link belongs to somebody else.
         OSError: It cannot be opened.
     """
-    rest = _parts(os.path.abspath(folder))
-    flags, links = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0
-    fds = [os.open("/", flags | os.O_DIRECTORY)]
-    """Of each folder from the root on, for ``..``."""
+
+    def check(part: str, fd: int, status: os.stat_result) -> None:
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+            raise Untrusted(folder, f"the link {part} on the way to it belongs to {owner(status.st_uid)}")
+
+    root = os.open("/", _PLACE | os.O_DIRECTORY)
+    try:
+        fd = walk(root, os.path.abspath(folder), check)
+    finally:
+        os.close(root)
+    try:
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def walk(
+    start: int, path: str, check: Callable[[str, int, os.stat_result], None] | None = None, *, follow: bool = True
+) -> int:
+    """What lies at a path, not opened (O_PATH). The path is followed here, part by part, and the kernel follows no link
+    of it: neither a link nor ``..`` leads out of the folder that it begins in.
+
+    Args:
+        start: Descriptor of that folder. It counts as ``/``.
+        path: The path.
+        check: Is given each part on the way, a descriptor of it (O_PATH) and its status, and may raise.
+        follow: Whether the last part may be a link. If not, a link is returned as what it is.
+
+    Raises:
+        OSError: It does not exist, or cannot be reached.
+    """
+    rest, links = _parts(path), 0
+    fds = [os.dup(start)]
+    """Of each folder from the first on, for ``..``."""
     try:
         while rest:
             part = rest.pop()
@@ -253,25 +286,39 @@ def open_output_folder(folder: Path) -> int:
                 if len(fds) > 1:
                     os.close(fds.pop())
                 continue
-            fd = os.open(part, flags, dir_fd=fds[-1])
-            status = os.fstat(fd)
-            if not stat.S_ISLNK(status.st_mode):
-                fds.append(fd)
+            if len(fds) > MAX_DEPTH:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+            fds.append(_open_part(fds[-1], part, folder=bool(rest)))
+            status = os.fstat(fds[-1])
+            if check is not None:
+                check(part, fds[-1], status)
+            if not stat.S_ISLNK(status.st_mode) or not (rest or follow):
                 continue
-            target = os.readlink("", dir_fd=fd)
-            os.close(fd)
             links += 1
-            if status.st_uid not in (0, os.geteuid()):
-                raise Untrusted(folder, f"the link {part} on the way to it belongs to {owner(status.st_uid)}")
             if links > MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink("", dir_fd=fds[-1])
+            os.close(fds.pop())
             rest += _parts(target)
             while target.startswith("/") and len(fds) > 1:
                 os.close(fds.pop())
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fds[-1])
+        return fds.pop()
+    except OSError as failure:
+        if not isinstance(failure, Untrusted):
+            failure.filename = path
+        raise
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _open_part(folder_fd: int, part: str, *, folder: bool) -> int:
+    """A part of a path (O_PATH), a link as such."""
+    if folder:
+        # An automounter mounts what is opened as a folder.
+        with contextlib.suppress(NotADirectoryError):
+            return os.open(part, _PLACE | os.O_DIRECTORY, dir_fd=folder_fd)
+    return os.open(part, _PLACE, dir_fd=folder_fd)
 
 
 def open_log(path: Path) -> int:

@@ -122,6 +122,42 @@ def test_a_file_of_others_is_refused_and_no_pipe_is_waited_for(tmp_path: Path, s
     assert not (tmp_path / "link").is_symlink()
 
 
+def test_a_path_is_followed_within_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_text("x")
+    for name, target in (("up", "../../a"), ("out", "/b/file"), ("loop", "loop")):
+        (tmp_path / "a" / name).symlink_to(target)
+    root = os.open(tmp_path / "a", os.O_PATH)
+
+    def found(path: str, **more: bool) -> str:
+        fd = files.walk(root, path, **more)
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(tmp_path))
+        finally:
+            os.close(fd)
+
+    try:
+        assert found("/b/../../../../b/./file") == "/a/b/file"
+        assert found("out") == "/a/b/file", "a link begins in the folder, too"
+        assert found("out", follow=False) == "/a/out"
+        for path, number in (
+            ("up", errno.ENOENT),
+            ("loop", errno.ELOOP),
+            ("b/file/x", errno.ENOTDIR),
+        ):
+            with pytest.raises(OSError) as failure:
+                files.walk(root, path)
+            assert (failure.value.errno, failure.value.filename) == (number, path)
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(files, "MAX_DEPTH", 1)
+        assert found("b/../" * 99) == "/a"
+        with pytest.raises(OSError, match="too long"):
+            found("b/file")
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        os.close(root)
+
+
 def test_a_link_of_others_does_not_choose_the_folder(theirs: Path, tmp_path: Path) -> None:
     (tmp_path / "private").mkdir(mode=0o700)
     (tmp_path / "mine").symlink_to(tmp_path / "private")

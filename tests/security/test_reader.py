@@ -124,8 +124,9 @@ def test_without_its_rights_there_is_no_reader_and_it_is_reported(
 
 
 _FORBIDDEN = """
-import os, signal, socket, sys
+import ctypes, os, signal, socket, struct, sys
 sys.path[:] = {path!r}
+from argus.capture.process import mapped
 from argus.capture.reader import process, wire
 process.give_up_rights(process.USER)
 assert process.confine()
@@ -135,7 +136,13 @@ def refused(what):
     except PermissionError:
         return True
     return False
+libc = ctypes.CDLL(None, use_errno=True)
+def openat2(name, flags, mode=0):
+    how = struct.pack("=QQQ", flags, mode, 0)
+    if libc.syscall(437, -100, os.fsencode(name), how, len(how)) < 0:
+        raise OSError(ctypes.get_errno(), name)
 open("/proc/self/status").read()
+assert mapped.open_beside({pid}, {name!r}).read(4, 0) == b"data"
 print(
     refused(lambda: os.open({name!r}, os.O_WRONLY)),
     refused(lambda: os.open({name!r}, os.O_RDONLY | os.O_TRUNC)),
@@ -145,6 +152,9 @@ print(
     refused(lambda: os.execv("/bin/true", ["true"])),
     refused(lambda: os.kill({pid}, signal.SIGTERM)),
     refused(lambda: os.unlink({name!r})),
+    refused(lambda: openat2({name!r}, os.O_WRONLY)),
+    refused(lambda: openat2({name!r}, os.O_RDONLY | os.O_TRUNC)),
+    refused(lambda: openat2({name!r} + ".new", os.O_WRONLY | os.O_CREAT, 0o600)),
 )
 os._exit(0)
 """
@@ -153,12 +163,12 @@ os._exit(0)
 @AS_ROOT
 def test_a_reader_writes_starts_and_sends_nothing(tmp_path: Path) -> None:
     name = tmp_path / "a"
-    name.write_text("")
+    name.write_text("data")
     name.chmod(0o666)
     tmp_path.chmod(0o777)
     program = _FORBIDDEN.format(path=sys.path, name=str(name), pid=os.getpid())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["True"] * 8, done.stderr
+    assert done.stdout.split() == ["True"] * 11, done.stderr
 
 
 # ---- what becomes of the trace when something becomes of it

@@ -5,8 +5,9 @@ moment, may put a pipe or a device there, and may give its own symbolic links ab
 
 * A mapped file is opened through ``/proc/PID/map_files/START-END``, which leads to the mapped file itself without a
   look-up by name. Where the kernel does not permit that (it needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), its path is
-  resolved inside the process's root (``openat2`` with RESOLVE_IN_ROOT), and the file found must have the device and
-  the inode of the mapping.
+  followed inside the process's root (``files.walk``), and the file found must have the device and the inode of the
+  mapping. ``openat2`` with RESOLVE_IN_ROOT would do the same, but it takes its flags from memory, where the reader's
+  filter of system calls cannot tell reading from writing.
 * A file is opened in two steps: as a place only (O_PATH), which has no effect on it; then, if it is a regular file, for
   reading. A pipe or a device is never opened. O_NONBLOCK: a file lease does not make Argus wait.
 * What is read, is read with ``pread`` from that descriptor. A memory map would end Argus if the file were cut short.
@@ -22,7 +23,6 @@ import ctypes
 import errno
 import os
 import stat
-import struct
 import time
 import weakref
 from collections import OrderedDict
@@ -31,24 +31,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from argus.capture.reader import progress
-
-_SYS_OPENAT2 = 437
-"""openat2 has one number on all machines that Argus runs on (include/uapi/asm-generic/unistd.h)."""
-# Of include/uapi/linux/openat2.h.
-RESOLVE_NO_XDEV = 0x01
-RESOLVE_NO_MAGICLINKS = 0x02
-RESOLVE_NO_SYMLINKS = 0x04
-RESOLVE_BENEATH = 0x08
-RESOLVE_IN_ROOT = 0x10
+from argus.system import files
 
 MOST_NAMES = 4096
 """Names of a folder that are read."""
 _MOST_PROCESSES = 4096
 """Processes of which an ``Allowance`` is remembered."""
-_TRIES = 32
-"""``openat2`` answers EAGAIN when a folder on the way was renamed meanwhile."""
 _OVERLAY, _BTRFS = 0x794C7630, 0x9123683E
 """OVERLAYFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC of linux/magic.h: /proc/PID/maps shows another device than ``stat``."""
+_PROC = 0x9FA0
+"""PROC_SUPER_MAGIC of linux/magic.h."""
 
 Key = tuple[int, int, int, int]
 """Device, inode, size in bytes, time of change in ns, as ``fstat`` has them: distinguishes files and their versions.
@@ -155,31 +147,19 @@ def device_of(number: int) -> str:
     return f"{os.major(number):02x}:{os.minor(number):02x}"
 
 
-def openat2(folder: int, path: str, flags: int, resolve: int = RESOLVE_IN_ROOT, mode: int = 0) -> int:
-    """openat2(2): a descriptor that is closed on exec. Magic links (/proc/PID/fd/N and the like) are never followed.
-
-    Args:
-        folder: Descriptor of the folder that the path begins in; with RESOLVE_IN_ROOT it counts as "/" too.
-        path: The path.
-        flags: As of ``os.open``.
-        resolve: RESOLVE_… flags.
-        mode: Of a file that is created.
+def _walk(root: int, path: str, *, follow: bool = True) -> int:
+    """What lies at a path in a process's root, not opened (O_PATH). Links of /proc, among them those that lead to files
+    without a look-up (/proc/PID/fd/N and the like), are never followed.
 
     Raises:
-        OSError: It failed. ENOSYS or EPERM: a seccomp filter forbids the call.
+        OSError: It does not exist, or cannot be reached.
     """
-    name = ctypes.create_string_buffer(os.fsencode(path))
-    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve | RESOLVE_NO_MAGICLINKS)
-    request = ctypes.create_string_buffer(how, len(how))
-    number = 0
-    for _ in range(_TRIES):
-        fd = _libc.syscall(_SYS_OPENAT2, ctypes.c_int(folder), name, request, ctypes.c_size_t(len(how)))
-        if fd >= 0:
-            return int(fd)
-        number = ctypes.get_errno()
-        if number not in (errno.EAGAIN, errno.EINTR):
-            break
-    raise OSError(number, os.strerror(number), path)
+
+    def check(part: str, fd: int, status: os.stat_result) -> None:
+        if stat.S_ISLNK(status.st_mode) and _file_system(fd) == _PROC:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+    return files.walk(root, path, check, follow=follow)
 
 
 def open_root(pid: int) -> int:
@@ -248,7 +228,7 @@ def open_in_root(root: int, path: str, mapping: Mapping | None = None, *, follow
     """
     if mapping is not None:
         progress.file(mapping.device)
-    place = openat2(root, path, os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW)
+    place = _walk(root, path, follow=follow)
     try:
         if mapping is not None and not _is_mapped(place, mapping):
             raise Refused(f"{path} is another file than the mapped one")
@@ -321,7 +301,11 @@ def names_in_root(root: int, folder: str, most: int = MOST_NAMES) -> list[str]:
     """
     names: list[str] = []
     with contextlib.suppress(OSError):
-        fd = openat2(root, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+        place = _walk(root, folder)
+        try:
+            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        finally:
+            os.close(place)
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
