@@ -286,6 +286,8 @@ def _until_over(tracer: Tracer, store: Store, watch: Watch | None, watched: Watc
             with tracer.bulkheads.part("the diagnosis"):
                 watch.look((job.name, job.run) for job in tracer.jobs)
                 tracer.raise_sampling(watch.lines())
+                for job in tracer.jobs:
+                    tracer.bulkheads.diagnosed(job, watch.detectors_failed(job.name, job.run))
         if meanwhile:
             for note in tracer.news():
                 click.echo(harmless(f"note: {note}"))

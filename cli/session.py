@@ -178,6 +178,9 @@ def _watch(
                     if watch is not None:
                         watch.look((job.name, job.run) for job in tracer.jobs)
                     tracer.raise_sampling(watch.lines() if watch is not None else [])
+                    if watch is not None:
+                        for job in tracer.jobs:
+                            tracer.bulkheads.diagnosed(job, watch.detectors_failed(job.name, job.run))
             if steps is not None and _all_have(tracer, steps):
                 return
             until = now + tracer.pace_s if deadline is None else min(now + tracer.pace_s, deadline)

@@ -120,6 +120,7 @@ class Case:
         suspects: What the detectors that were asked so far report.
         notes: Clauses of detectors for the verdict's reason.
         costless: Ranks that come late while their GPUs lose nothing by it.
+        failed: What could not be examined, for a defect of Argus: names of detectors, and of what follows them.
     """
 
     query: Query
@@ -135,6 +136,7 @@ class Case:
     suspects: list[Suspect] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
     costless: list[Straggler] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     @property
     def threshold(self) -> float:

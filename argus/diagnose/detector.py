@@ -7,17 +7,24 @@ once, and has the suspects of the detectors before. What a detector returns is a
 :mod:`argus.diagnose.causes.node_health` add what else was found out about the suspects that are left, and
 :func:`argus.diagnose.findings.findings_of` makes one finding of each.
 
-A detector is one file with a function ``detect``, and one line of the list.
+A detector is one file with a function ``detect``, and one line of the list. One that raises what it should not is left
+out and named (:func:`examining`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from argus.diagnose.case import Case
 from argus.diagnose.suspect import Suspect
+from argus.model.errors import ArgusError
+from argus.system import debug
+
+_logged: set[tuple[str, type[Exception]]] = set()
+"""Defects whose traceback was written: a job that is followed meets them each round."""
 
 ANY = "any"
 """Every detector: for :attr:`Entry.unless`."""
@@ -67,7 +74,9 @@ def ask(detectors: Iterable[Entry], case: Case) -> None:
     for entry in detectors:
         if not entry.applies(case):
             continue
-        fresh = entry.detector.detect(case)
+        fresh: list[Suspect] = []
+        with examining(case, entry.name):
+            fresh = entry.detector.detect(case)
         if entry.other_ranks:
             named = [suspect.ranks for suspect in case.suspects]
             fresh = [suspect for suspect in fresh if suspect.ranks not in named]
@@ -78,3 +87,21 @@ def ask(detectors: Iterable[Entry], case: Case) -> None:
         case.suspects = [old for old in case.suspects if old not in replaced] + fresh
         if fresh and entry.last:
             return
+
+
+@contextlib.contextmanager
+def examining(case: Case, name: str) -> Iterator[None]:
+    """Surrounds a part of a diagnosis: a defect in it ends here, its traceback is logged, and ``case.failed`` names it.
+
+    Raises:
+        ArgusError: The store cannot be asked.
+    """
+    try:
+        yield
+    except ArgusError:
+        raise
+    except Exception as failure:
+        case.failed.append(name)
+        if (name, type(failure)) not in _logged:
+            _logged.add((name, type(failure)))
+            debug.crash(failure)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,26 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
     if case.across is not None and case.across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {case.across.not_stored}"
         verdict["reason"] = _joined(verdict["reason"], note)
+
+
+def name_failed(verdict: Verdict, failed: Iterable[str]) -> None:
+    """Says what could not be examined, for a defect of Argus, and counts it. What was not examined is not healthy.
+
+    Args:
+        verdict: Changed in place.
+        failed: As of :class:`argus.diagnose.case.Case`.
+    """
+    names = [name.replace("_", " ") for name in dict.fromkeys(failed)]
+    if not names:
+        return
+    if verdict["status"] != "hung":
+        verdict["status"] = "degraded" if verdict["findings"] else "inconclusive"
+        verdict["slowdown"] = verdict["slowdown"] if verdict["findings"] else 1.0
+    text = f"{', '.join(names)} could not be examined (internal error)"
+    verdict["reason"] = _joined(text, verdict["reason"])
+    coverage = verdict["coverage"]
+    coverage["complete"] = False
+    coverage["dropped"]["detectors_failed"] = max(coverage["dropped"].get("detectors_failed", 0), len(names))
 
 
 def _joined(*clauses: str) -> str:

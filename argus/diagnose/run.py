@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from argus.diagnose.case import HANG_S, MIN_STEPS, THRESHOLD, Asked, Case, hosts_of, step_time
 from argus.diagnose.causes import behaviour, node_health
 from argus.diagnose.causes.stacks import StackReader
-from argus.diagnose.detector import ask
+from argus.diagnose.detector import ask, examining
 from argus.diagnose.detectors import DETECTORS
 from argus.diagnose.findings import findings_of
 from argus.diagnose.iteration import dumps, short
@@ -21,7 +21,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.ahead import Ahead, remembered
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.query import Query, of_job
-from argus.diagnose.reason import conclude, without_steps
+from argus.diagnose.reason import conclude, name_failed, without_steps
 from argus.diagnose.verdict import SCHEMA, Verdict
 from argus.diagnose.whatif import dependencies, operations, relief
 from argus.diagnose.whatif.dependencies import Layout, Operations
@@ -141,20 +141,28 @@ def _by_detectors(verdict: Verdict, case: Case, world_size: int) -> None:
     ask(DETECTORS, case)
     suspects = case.suspects
     if any(suspect.kind == "hang" for suspect in suspects):
-        node_health.add(case.query, case.params, suspects, case.hosts)
+        with examining(case, "node_health"):
+            node_health.add(case.query, case.params, suspects, case.hosts)
         verdict["status"], verdict["findings"] = "hung", findings_of(suspects, verdict["job"], verdict["run"])
         verdict["slowdown"] = verdict["findings"][0]["slowdown"]
+        name_failed(verdict, case.failed)
         return
-    step = case.step
-    behaviour.begin(case, suspects)
-    whatif, dearer_ns = relief.add(case, suspects, step.now_ns)
-    if whatif is not None:
-        verdict["whatif"] = whatif
-    behaviour.add(case, suspects)
-    node_health.add(case.query, case.params, suspects, case.hosts)
+    step, dearer_ns = case.step, 0.0
+    with examining(case, "behaviour"):
+        behaviour.begin(case, suspects)
+    with examining(case, "relief"):
+        whatif, dearer_ns = relief.add(case, suspects, step.now_ns)
+        if whatif is not None:
+            verdict["whatif"] = whatif
+    with examining(case, "behaviour"):
+        behaviour.add(case, suspects)
+    with examining(case, "node_health"):
+        node_health.add(case.query, case.params, suspects, case.hosts)
     verdict["findings"] = findings_of(suspects, verdict["job"], verdict["run"])
     verdict["slowdown"] = round(max(1.0, step.now_ns / (step.ideal_ns + dearer_ns)), 4)
-    conclude(verdict, case, step.now_ns, world_size)
+    with examining(case, "status"):
+        conclude(verdict, case, step.now_ns, world_size)
+    name_failed(verdict, case.failed)
 
 
 def _empty(query: Query, params: Mapping[str, Any]) -> tuple[Verdict, int]:

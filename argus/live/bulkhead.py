@@ -72,7 +72,8 @@ class Bulkheads:
         note: Called with a line for people.
 
     Attributes:
-        counters: "processes_quarantined", "turns_failed", "job_turns_failed": all losses, of the whole session.
+        counters: "processes_quarantined", "turns_failed", "job_turns_failed", "detectors_failed": all losses, of the
+            whole session.
         doing: What is done now, for the watchdog; empty: nothing that has a name.
     """
 
@@ -122,6 +123,11 @@ class Bulkheads:
             self._report(f"job {job.name}: what came of it could not be worked on", failure, "other jobs go on")
 
         return _Guard(self, f"job {job.name}", failed)
+
+    def diagnosed(self, job: Owned, failed: int) -> None:
+        """Sets how many parts of a job's diagnosis failed so far; a lower number changes nothing."""
+        for _ in range(failed - job.losses["detectors_failed"]):
+            self._count("detectors_failed", job)
 
     def process(
         self,

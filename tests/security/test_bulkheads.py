@@ -424,6 +424,16 @@ def test_a_job_that_cannot_be_worked_on_costs_no_other(tracer: Any) -> None:
     assert failed == {"bad": 1, "good": 0}
 
 
+def test_detectors_that_failed_are_in_the_coverage_of_their_job(tracer: Any) -> None:
+    jobs = [Job("bad", 1), Job("good", 1)]
+    for failed in (1, 1, 3, 2):
+        tracer.bulkheads.diagnosed(jobs[0], failed)
+    assert tracer.bulkheads.counters == {"detectors_failed": 3}
+    tracer._write_coverage(jobs)
+    rows = {row["job"]: dict(zip(row["counter"], row["value"], strict=True)) for row in tracer.rows["coverage"][-2:]}
+    assert (rows["bad"]["detectors_failed"], rows["good"]["detectors_failed"]) == (3, 0)
+
+
 def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
     over = Job("over", 3)
     for rank in range(100):

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,7 @@ class Round:
         gone: Those that are not there any more.
         changed: Whether there is something to report: the first verdict, another status, findings that came or went.
         ended: The trace has ended, or was cut off: there will be nothing new.
+        failed: What could not be examined, as of :class:`argus.diagnose.case.Case`.
     """
 
     at_ns: int
@@ -60,6 +61,7 @@ class Round:
     gone: list[Finding]
     changed: bool
     ended: bool
+    failed: tuple[str, ...] = ()
 
 
 _Key = tuple[str, tuple[int, ...]]
@@ -122,6 +124,7 @@ class Follower:
             lined_up = prepare(self.store, query, self.job, self.run) if self.keep else None
             self._across = lined_up if self.keep else align_hosts(query, self.job, self.run)
             self._across_due = time.monotonic() + (HOSTS_S if self._across is not None else 0.0)
+        failed: list[str] = []
         verdict = diagnose(
             query,
             self.job,
@@ -132,9 +135,10 @@ class Follower:
             stacks=StackReader(self.store, self.job, self.run),
             since_ns=since,
             newest=STEPS,
+            judged=lambda case: failed.extend(case.failed),
         )
         self._watch(query, verdict)
-        return self._round(verdict, time.monotonic() - started)
+        return replace(self._round(verdict, time.monotonic() - started), failed=tuple(failed))
 
     def due_s(self) -> float:
         """How soon the silence since the newest step counts as a hang, s, when the job is to be diagnosed whatever the

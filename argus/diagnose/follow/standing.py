@@ -30,7 +30,8 @@ class Standing:
 
 @dataclass(frozen=True)
 class News:
-    """What has changed: a finding came (``found``) or went (``over``), or the diagnosis ended (``off``, and why)."""
+    """What has changed: a finding came (``found``) or went (``over``), the diagnosis ended (``off``, and why), or a
+    part of it failed (``failed``)."""
 
     what: str
     finding: Finding | None = None

@@ -87,6 +87,7 @@ class Watch:
         """Rounds of each run."""
         self._held: dict[tuple[str, int], dict[tuple[str, tuple[int, ...]], Finding]] = {}
         """Findings of early rounds that were not reported yet."""
+        self._failed: dict[tuple[str, int], set[str]] = {}
         self._left_out: set[tuple[str, int]] = set()
         """Runs whose diagnosis failed."""
         self._stop = threading.Event()
@@ -119,6 +120,10 @@ class Watch:
         """What is the matter with a run now; None: there was no round yet."""
         return self._found.get((job, run))
 
+    def detectors_failed(self, job: str, run: int) -> int:
+        """How many parts of a run's diagnosis have failed, as far as that is a defect of Argus."""
+        return len(self._failed.get((job, run), ()))
+
     def end(self) -> None:
         """No round begins any more."""
         self._stop.set()
@@ -139,7 +144,7 @@ class Watch:
         while not self._stop.wait(pause):
             took = 0.0
             runs = self._runs
-            for book in (self._followers, self._found, self._rounds_of, self._held):
+            for book in (self._followers, self._found, self._rounds_of, self._held, self._failed):
                 for run in book.keys() - runs:
                     book.pop(run)
             self._left_out &= runs
@@ -153,6 +158,8 @@ class Watch:
                 except Exception as failure:  # a defect, or a driver's own: the trace goes on without
                     why = printable(f"off: it failed ({type(failure).__name__}: {failure})")
                     self._left_out.add(run)
+                    self._failed.setdefault(run, set()).add("diagnosis")
+                    debug.crash(failure)
                     self._news.append(News("off", text=f"diagnosis of {printable(run[0])} {why}"))
                     if len(runs) == 1:
                         self.state = why
@@ -179,8 +186,15 @@ class Watch:
             return 0.0
         latest = self._followers[job, run].next_round()
         self.rounds, self.busy_s = self.rounds + 1, self.busy_s + latest.took_s
+        self._count_failed((job, run), latest)
         self._report(job, run, latest)
         return latest.took_s
+
+    def _count_failed(self, run: tuple[str, int], latest: Round) -> None:
+        before = self._failed.get(run, set())
+        if not before.issuperset(latest.failed):
+            self._failed[run] = before.union(latest.failed)
+            self._news.append(News("failed", text=f"diagnosis of {printable(run[0])}: {latest.verdict['reason']}"))
 
     def _report(self, job: str, run: int, latest: Round) -> None:
         verdict = latest.verdict

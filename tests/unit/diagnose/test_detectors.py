@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from argus.diagnose.findings import findings_of
 from argus.diagnose.kinds import EXPLANATIONS, OWNERS
 from argus.diagnose.run import diagnose
 from argus.diagnose.suspect import StepTime, Suspect, slowdown_of
-from argus.diagnose.verdict import FINDING_KINDS
+from argus.diagnose.verdict import FINDING_KINDS, Verdict
+from argus.model.errors import ArgusError
 from tests.builders.cases import case_of
 from tests.builders.memory_query import MemoryQuery
 from tests.builders.synthetic_job import simulate
@@ -69,6 +71,53 @@ def test_a_detector_is_one_file_and_one_line(monkeypatch: pytest.MonkeyPatch) ->
     assert found["slowdown"] == verdict["slowdown"]
     assert re.fullmatch("[0-9a-f]{12}", found["id"])
     assert found["id"] == diagnose(healthy, "job", 1)["findings"][0]["id"]
+
+
+class Broken:
+    """A detector with a defect, or one whose store is away."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
+
+    def detect(self, *_: object) -> list[Suspect]:
+        raise self.failure
+
+
+def with_detectors(monkeypatch: pytest.MonkeyPatch, *more: Entry) -> Verdict:
+    monkeypatch.setattr("argus.diagnose.run.DETECTORS", (*more[:1], *DETECTORS, *more[1:]))
+    return diagnose(MemoryQuery(simulate(steps=60)), "job", 1)
+
+
+def test_a_detector_that_fails_costs_its_own_findings_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    broken = Entry("bent_disks", Broken(ZeroDivisionError("a planted fault")))
+    verdict = with_detectors(monkeypatch, broken)
+    assert verdict["status"] == "inconclusive", "what was not examined is not healthy"
+    assert verdict["reason"].startswith("bent disks could not be examined (internal error); ")
+    assert verdict["coverage"] == {"complete": False, "dropped": {"detectors_failed": 1}, "ended": True}
+    (log,) = (tmp_path / "argus").glob("error-*.log")
+    assert "a planted fault" in log.read_text()
+    verdict = with_detectors(monkeypatch, broken, Entry("slow_disks", SlowDisks()), broken)
+    assert (verdict["status"], [one["kind"] for one in verdict["findings"]]) == ("degraded", ["data_loading"])
+    assert verdict["reason"].startswith("bent disks could not be examined (internal error)")
+    assert len(list((tmp_path / "argus").iterdir())) == 1, "it is logged once"
+
+
+def test_a_defect_in_what_all_detectors_read_costs_no_other_finding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also the status asks who came late."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("argus.diagnose.case.lateness_of", Broken(KeyError("a planted fault")).detect)
+    verdict = with_detectors(monkeypatch)
+    assert (verdict["status"], verdict["slowdown"]) == ("inconclusive", 1.0)
+    assert "late ranks" in verdict["reason"]
+    assert with_detectors(monkeypatch, Entry("slow_disks", SlowDisks()))["status"] == "degraded"
+
+
+def test_a_store_that_is_away_is_no_defect_of_a_detector(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgusError, match="is away"):
+        with_detectors(monkeypatch, Entry("late", Broken(ArgusError("the store is away"))))
 
 
 @pytest.mark.parametrize(

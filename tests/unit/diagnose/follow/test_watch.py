@@ -127,6 +127,22 @@ def test_what_is_found_early_is_reported_once_two_rounds_have_it(monkeypatch: py
     assert settled.standing("job", 1) == Standing("healthy")
 
 
+def test_what_could_not_be_examined_is_counted_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = iter([("late_ranks",), ("late_ranks",), ("late_ranks", "growth"), ()])
+    verdict: Any = {"status": "inconclusive", "findings": [], "reason": "late ranks could not be examined"}
+    monkeypatch.setattr(watch_module, "in_charge", lambda *_: "node-0")
+    monkeypatch.setattr(
+        Follower, "next_round", lambda _: Round(0, 0.1, verdict, [], [], True, False, failed=next(failed))
+    )
+    watch = Watch(nowhere(), "node-0")
+    counts = []
+    for _ in range(4):
+        watch.diagnose_run("job", 1)
+        counts.append((watch.detectors_failed("job", 1), len(watch.take())))
+    assert counts == [(1, 1), (1, 0), (2, 1), (2, 0)]
+    assert watch.detectors_failed("job", 2) == 0
+
+
 def test_that_no_step_was_seen_yet_is_no_early_verdict() -> None:
     assert rounds(("inconclusive", NOTHING)).standing("job", 1) is None
     known = rounds(*[("inconclusive", NOTHING)] * len(EARLY_S)).standing("job", 1)
