@@ -16,7 +16,9 @@ from argus.capture.process.targets import (
     parent_of,
     sees_host_pids,
 )
+from argus.capture.reader import reader
 from argus.live.dump import ThreadStack, dump
+from argus.model.counters import describe
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Frame
 from argus.model.text import FRAME_WIDTH, counted, shortened
@@ -62,7 +64,21 @@ def command(
       sudo argus dump --all-gpu
       sudo argus dump --children $(pgrep -o torchrun) --format json
     """
+    reader.shared.begin()  # with other rights than those that are kept
     privileges.keep_for_trace(inject=False)
+    with reader.shared.entered():
+        return _command(given_pids, pids, all_gpu, name, children, each, output_format)
+
+
+def _command(
+    given_pids: tuple[tuple[int, ...], ...],
+    pids: tuple[tuple[int, ...], ...],
+    all_gpu: bool,
+    name: str | None,
+    children: bool,
+    each: bool,
+    output_format: str,
+) -> int:
     named = list(all_pids(given_pids, pids))
     others: list[int] = []
     if all_gpu or name is not None:
@@ -88,6 +104,8 @@ def command(
     threads = dump(named, others)
     if output_format == "json":
         click.echo(json.dumps({"schema": "argus.live.dump/1", "threads": [_json(thread) for thread in threads]}))
+        for line in _unread():
+            click.echo(line, err=True)
         return 0
     console = Console()
     if len(named + others) > 1 and not each:
@@ -102,7 +120,16 @@ def command(
     _print_line(console, ", ".join(parts), "dim")
     for pid, note in dict.fromkeys((thread.pid, thread.note) for thread in threads if thread.stack and thread.note):
         _print_line(console, f"process {pid}: {note}", "dim")
+    for line in _unread():
+        _print_line(console, line, "dim")
     return 0
+
+
+def _unread() -> list[str]:
+    """What could not be read, for people."""
+    counted = reader.shared.counters
+    lines = [describe(name, value) for name, value in sorted(counted.items()) if name != "reader_restarts"]
+    return lines + ([f"reader {reader.shared.trouble}"] if reader.shared.trouble else [])
 
 
 def _print_line(console: Console, text: str, style: str | None = None) -> None:

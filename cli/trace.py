@@ -169,12 +169,14 @@ def command(
       sudo argus trace --all-gpu --steps :200 && sudo argus diagnose
     """
     chosen = all_pids(given_pids, pids)
+    # Before anything has a thread, and before the engine of an embedded store begins. The reader keeps other rights.
+    reader.shared.begin()
     if not (chosen or all_gpu or name):
         from .pick import pick_pids
 
+        reader.shared.settle()
         chosen = pick_pids("trace")
-    # Before anything has a thread, and before the engine of an embedded store begins. The reader keeps other rights.
-    reader.shared.begin()
+        reader.shared.begin()  # where there was none for the list, the trace says why
     privileges.keep_for_trace(inject=inject or cupti == "inject")
     utilization = flops(step_flops, peak_tflops)
     store = open_store(store_url)

@@ -2,6 +2,7 @@
 
 A thread that waits is read from outside: its stack cannot change before it runs, and the kernel's count of its switches
 shows whether it ran meanwhile. A thread that runs is sampled in the kernel, some hundred times a second, for a moment.
+What the processes have written is read in the reader process (``argus.capture.reader``), as in a trace.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.blocked import assemble, read_blocked
+from argus.capture.blocked import Blocked, assemble, read_blocked
 from argus.capture.process.symbols import Symbols
 from argus.capture.process.targets import PROC, inspect
 from argus.capture.python.code import CodeResolver
 from argus.capture.python.interpreter import Interpreter, PythonProcess, find_interpreter
+from argus.capture.reader import reader
+from argus.capture.reader.remote import RemotePython, RemoteResolver, RemoteSymbols
 from argus.capture.sampler import RawStack, StackProbes
+from argus.live.sampling.process import symbols_of
 from argus.model import records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Stack
+from argus.system.limits import frugal
 
 RATE_HZ = 997
 """Of the sampler while it lasts: a thread that runs is met within milliseconds."""
@@ -57,29 +62,72 @@ class ThreadStack:
 @dataclass
 class _Process:
     pid: int
-    symbols: Symbols
-    interpreter: Interpreter | None
-    python: PythonProcess | None = None
-    resolver: CodeResolver | None = None
+    symbols: Symbols | RemoteSymbols
+    interpreter: Interpreter | None = None
+    python: PythonProcess | RemotePython | None = None
+    resolver: CodeResolver | RemoteResolver | None = None
+    unread: bool = False
 
     @classmethod
     def open(cls, pid: int) -> _Process:
         inspect(pid).close()  # refuses what cannot be read: threads, zombies, the kernel's own
         try:
-            interpreter = find_interpreter(pid)
-            process = cls(pid, Symbols(pid), interpreter)
-            if interpreter is not None and interpreter.layout is not None:
-                process.python = PythonProcess(pid, interpreter)
-                process.resolver = CodeResolver(process.python, interpreter.layout)
+            process = cls(pid, symbols_of(pid))
+            process._find_python()
         except PermissionError as reason:
             raise ArgusError(f"process {pid} cannot be inspected", "Run Argus with sudo", EXIT_UNAVAILABLE) from reason
         except OSError as reason:
             raise ArgusError(f"process {pid} does not exist, or has just ended", "", EXIT_UNAVAILABLE) from reason
         return process
 
+    def _find_python(self) -> None:
+        if isinstance(self.symbols, RemoteSymbols):
+            try:
+                self.interpreter = self.symbols.find_python()
+            except reader.Unreadable:
+                self.unread = True
+            if self.interpreter is not None and self.interpreter.layout is not None:
+                self.python, self.resolver = RemotePython(self.symbols), RemoteResolver(self.symbols)
+            return
+        self.interpreter = find_interpreter(self.pid)
+        if self.interpreter is not None and self.interpreter.layout is not None:
+            self.python = PythonProcess(self.pid, self.interpreter)
+            self.resolver = CodeResolver(self.python, self.interpreter.layout)
+
+    def blocked(self, tid: int, states: dict[int, int] | None) -> Blocked | None:
+        """What a thread that does not run is doing; None: it runs.
+
+        Args:
+            tid: The thread.
+            states: Of its CPython's threads, where they were read.
+
+        Raises:
+            OSError: The thread has ended, or may not be looked at.
+        """
+        if isinstance(self.symbols, RemoteSymbols):
+            return self.symbols.blocked(tid)
+        assert not isinstance(self.python, RemotePython)
+        assert not isinstance(self.resolver, RemoteResolver)
+        layout = self.interpreter.layout if self.interpreter is not None else None
+        return read_blocked(self.pid, tid, self.symbols, self.python, self.resolver, layout, states)
+
+    def assemble(self, raw: RawStack) -> Stack:
+        """A sampled stack with names.
+
+        Raises:
+            OSError: The process has ended.
+        """
+        flags = int(raw.head["flags"])
+        if isinstance(self.symbols, RemoteSymbols):
+            return self.symbols.assemble(raw.frames, raw.native, flags)
+        assert not isinstance(self.resolver, RemoteResolver)
+        return assemble(self.symbols, self.resolver, raw.frames, raw.native, flags)
+
     @property
     def note(self) -> str:
         """Why none of its stacks has Python frames; empty: they have, or no Python runs in it."""
+        if self.unread:
+            return "Python frames are unknown: its memory or its files do not answer"
         if self.interpreter is None or self.python is not None:
             return ""
         return f"Python frames are {self.interpreter.state}"
@@ -101,6 +149,11 @@ def dump(pids: Iterable[int], discovered: Iterable[int] = ()) -> list[ThreadStac
     Raises:
         ArgusError: A process of ``pids`` does not exist, or may not be looked at.
     """
+    with reader.shared.entered(), frugal():
+        return _dump(pids, discovered)
+
+
+def _dump(pids: Iterable[int], discovered: Iterable[int]) -> list[ThreadStack]:
     processes: list[_Process] = []
     refused: list[ThreadStack] = []
     probes: StackProbes | None = None
@@ -145,7 +198,8 @@ def _waiting(process: _Process, only: set[tuple[int, int]] | None = None) -> dic
     """Threads of a process, with the stacks of those that do not run."""
     stacks = {}
     holder = process.python.gil_holder() if process.python is not None else None
-    states = process.python.thread_states() if process.python is not None else None
+    # A reader has them for itself.
+    states = process.python.thread_states() if isinstance(process.python, PythonProcess) else None
     for tid in _threads(process.pid):
         if only is None or (process.pid, tid) in only:
             one = _read(process, tid, states)
@@ -158,8 +212,7 @@ def _read(process: _Process, tid: int, states: dict[int, int] | None) -> ThreadS
     """One thread; None: it has ended."""
     try:
         name = (PROC / str(process.pid) / "task" / str(tid) / "comm").read_text(errors="replace").rstrip("\n")
-        layout = process.interpreter.layout if process.interpreter is not None else None
-        blocked = read_blocked(process.pid, tid, process.symbols, process.python, process.resolver, layout, states)
+        blocked = process.blocked(tid, states)
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as failure:
@@ -202,7 +255,7 @@ def _running(
                 continue
             process = by_pid[key[0]]
             with contextlib.suppress(OSError):
-                stack = assemble(process.symbols, process.resolver, one.frames, one.native, int(one.head["flags"]))
+                stack = process.assemble(one)
                 holds = bool(int(row["what"]) & records.WHAT_GIL)
                 stacks[key] = replace(waiting[key], stack=stack, gil=holds)
         if final:

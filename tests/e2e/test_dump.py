@@ -16,6 +16,7 @@ from rich.console import Console
 
 from argus.capture.process.targets import Identity
 from argus.capture.python.interpreter import Interpreter
+from argus.capture.reader.remote import RemoteSymbols
 from argus.cli.dump import _grouped, command
 from argus.live.dump import ThreadStack
 from argus.model.errors import ArgusError
@@ -38,7 +39,7 @@ def test_why_python_frames_are_missing_is_reported(monkeypatch: pytest.MonkeyPat
         words = ["--pid", str(sleep.pid)]
         output = "Python frames are off: free-threaded CPython 3.14 is not supported"
         assert "Python frames are" not in CliRunner().invoke(command, words).output
-        monkeypatch.setattr("argus.live.dump.find_interpreter", lambda pid: refused)
+        monkeypatch.setattr(RemoteSymbols, "find_python", lambda _: refused)
         assert f"process {sleep.pid}: {output}" in CliRunner().invoke(command, words).output.splitlines()
         assert f'"note": "{output}"' in CliRunner().invoke(command, [*words, "--format", "json"]).output
     finally:

@@ -18,8 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from argus.capture import probes as bpf
 from argus.capture.probes import Probes
@@ -30,12 +32,14 @@ from argus.capture.python.interpreter import find_interpreter
 from argus.capture.reader import process, progress, reader, wire
 from argus.capture.reader.reader import Reader, Unreadable
 from argus.capture.reader.remote import RemotePython, RemoteSymbols
+from argus.cli import dump, trace
 from argus.live.bulkhead import Watchdog
 from argus.live.options import Options
 from argus.live.preflight import own_library
 from argus.live.sides.draining import CallRings
 from argus.live.tracer import Tracer
 from argus.model import records
+from argus.model.errors import ArgusError
 from argus.model.records import Counter
 from argus.store.open import open_store
 from argus.store.reader import query
@@ -561,6 +565,39 @@ def test_a_job_on_a_dead_file_system_is_described(programs: Path, tmp_path: Path
     assert not counted.get("turns_failed")
     assert {"other:openat", "disk"} & set(waits.column(0).to_pylist()), waits
     assert any("libwork.so+" in name for name in functions.column(0).to_pylist()), functions
+
+
+@AS_ROOT
+@pytest.mark.kernel
+def test_a_dump_of_a_job_on_a_dead_file_system_ends(programs: Path, tmp_path: Path) -> None:
+    with dead_file_system(programs, tmp_path / "fs") as target:
+        done = subprocess.run(
+            [sys.executable, "-m", "argus.cli.main", "dump", str(target.pid)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert any(line.startswith(f"  thread {target.pid} 'hung_target': ") for line in lines), lines
+    assert "1 file system under traced processes did not answer: code of its files has no names" in lines
+
+
+@pytest.mark.parametrize("verb", [trace.command, dump.command])
+def test_processes_to_choose_from_are_read_by_the_reader(
+    made: Reader, verb: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def pick(verb: str) -> tuple[int, ...]:
+        asked.append(made.on)
+        raise ArgusError("nobody was chosen")
+
+    monkeypatch.setattr("argus.cli.pick.pick_pids", pick)
+    result = CliRunner().invoke(verb, [])
+    assert isinstance(result.exception, ArgusError)
+    assert asked == [True]
 
 
 def _turn(tracer: Tracer) -> bool:

@@ -296,6 +296,10 @@ class _Reader:
         session = self._session(request)
         return {"counts": None if session.python is None else session.python.collections()}, b"", []
 
+    def gil_holder(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        session = self._session(request)
+        return {"holder": None if session.python is None else session.python.gil_holder()}, b"", []
+
     def learn(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         import numpy as np
 
@@ -487,7 +491,7 @@ _OPS: dict[str, _Op] = {
     name: getattr(_Reader, name)
     for name in (
         *("libraries", "interpreter", "open", "close", "refresh", "find_python", "threads", "collections"),
-        *("learn", "resolve", "blocked", "file", "facts", "group", "place", "dead", "hello"),
+        *("gil_holder", "learn", "resolve", "blocked", "file", "facts", "group", "place", "dead", "hello"),
         *("remember", "forget", "symbol", "string"),
         *("maps", "cupti", "helper", "texts", "c_library", "probed"),
     )

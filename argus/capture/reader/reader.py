@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -293,6 +293,15 @@ class Reader:
             self._users = max(self._users - 1, 0)
             if not self._users:
                 self.close()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """``enter``, and ``leave`` at the end."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
 
     def close(self) -> None:
         """Ends all of it."""

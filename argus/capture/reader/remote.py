@@ -240,6 +240,13 @@ class RemotePython:
         except OSError:
             return None
 
+    def gil_holder(self) -> int | None:
+        """As ``PythonProcess.gil_holder``."""
+        try:
+            return reader.checked(self._symbols.ask("gil_holder"), _holder)  # type: ignore[no-any-return]
+        except OSError:
+            return None
+
     def close(self) -> None:
         """Nothing: the reader lets go of it with the process."""
 
@@ -250,6 +257,11 @@ def _threads(answer: Answer) -> dict[int, int]:
         raise Malformed("threads")
     tids, states = words[: len(words) // 2].tolist(), words[len(words) // 2 :].tolist()
     return dict(zip(integers(tids, 1 << 32), states, strict=True))
+
+
+def _holder(answer: Answer) -> int | None:
+    holder = answer.what["holder"]
+    return None if holder is None else integers([holder], 1 << 32)[0]
 
 
 def _collections(answer: Answer) -> tuple[int, ...] | None:
