@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.system import secrets
+from argus.system import files, secrets
 
 
 def default_url() -> str:
@@ -75,7 +76,7 @@ def parse_url(url: str | None = None) -> Target:
         if parts.query or parts.fragment:
             what = "an embedded store" if parts.scheme == "chdb" else "a spool"
             raise ArgusError(f"'{url}' has options, but {what} takes none", _URL_HINT, EXIT_USAGE)
-        folder = Path(os.path.realpath(path))
+        folder = _folder(path)
         if parts.scheme == "chdb" and "?" in str(folder):  # where chdb takes the rest for settings
             raise ArgusError(
                 f"the folder of an embedded store may have no '?' in its name: {folder}", _URL_HINT, EXIT_USAGE
@@ -103,6 +104,27 @@ def parse_url(url: str | None = None) -> Target:
             options=options,
         )
     raise ArgusError(f"unknown kind of store in '{urlunsplit(parts._replace(query=''))}'", _URL_HINT, EXIT_USAGE)
+
+
+def _folder(path: str) -> Path:
+    """The folder of a store, without links.
+
+    Raises:
+        ArgusError: Root runs this, and a user could choose which of root's folders it is. Who called sudo is root.
+    """
+    if os.geteuid() == 0:
+        caller = os.environ.get("SUDO_UID", "")
+        owners = (0, int(caller)) if caller.isascii() and caller.isdigit() else (0,)
+        found = None
+        with contextlib.suppress(OSError):  # whoever opens it says what is wrong
+            found = files.changeable(Path(path), owners, only_where=True)
+        if found is not None:
+            raise ArgusError(
+                f"the store's folder {path} is not used: others choose what it is: {found[0]}: {found[1]}",
+                "Name a folder in one that only root may change: --store chdb:///var/lib/argus",
+                EXIT_UNAVAILABLE,
+            )
+    return Path(os.path.realpath(path))
 
 
 _URL_HINT = "Use chdb:///folder, clickhouse://user@host:8443/database?secure=true or spool:///folder"

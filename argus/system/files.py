@@ -362,7 +362,7 @@ def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
         os.close(fd)
 
 
-def changeable(path: Path) -> tuple[Path, str] | None:
+def changeable(path: Path, owners: tuple[int, ...] = (0,), *, only_where: bool = False) -> tuple[Path, str] | None:
     """Who else than root may change a program that root runs, or put another in its place.
 
     The file, each folder above it, and each link on the way must be root's, and not for others to write to. A sticky
@@ -370,6 +370,8 @@ def changeable(path: Path) -> tuple[Path, str] | None:
 
     Args:
         path: An absolute path.
+        owners: Who may own a part of it.
+        only_where: Who may change which file or folder that is, not the thing itself, which may be missing.
 
     Returns:
         The first part at fault, and why; None: there is none.
@@ -379,19 +381,26 @@ def changeable(path: Path) -> tuple[Path, str] | None:
     """
     rest, at, links = _parts(str(path)), Path("/"), 0
     while True:
-        status = os.lstat(at)
+        try:
+            status = os.lstat(at)
+        except FileNotFoundError:
+            if only_where:
+                return None
+            raise
         if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            if status.st_uid != 0:
+            if status.st_uid not in owners:
                 return at, f"the link belongs to {owner(status.st_uid)}"
             target = os.readlink(at)
             rest += _parts(target)
             at = Path("/") if target.startswith("/") else at.parent
             continue
+        if only_where and not rest:
+            return None
         sticky = rest and status.st_uid == 0 and status.st_mode & stat.S_ISVTX
-        if not sticky and (reason := distrust(status, (0,), root_group=True)):
+        if not sticky and (reason := distrust(status, owners, root_group=True)):
             return at, reason
         if not rest:
             return None

@@ -210,6 +210,42 @@ def test_what_root_creates_is_for_root_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(Path(f"{file}2").stat().st_mode) == 0o644
 
 
+@pytest.mark.parametrize("kind", ["chdb", "spool"])
+def test_a_user_does_not_choose_which_folder_of_roots_is_the_store(
+    kind: str, theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    roots, sticky = tmp_path / "root", tmp_path / "sticky"
+    for folder in (roots, sticky, theirs / "moved"):
+        folder.mkdir(mode=0o700)
+    sticky.chmod(0o1777)
+    (roots / "config.xml").write_text("root's")
+    for link in (theirs / "l", sticky / "theirs"):
+        link.symlink_to(roots)
+        os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    for where in (
+        theirs / "l",
+        theirs / "moved",
+        theirs / "new" / "store",
+        sticky / "theirs",
+        tmp_path / "theirs/../root",
+    ):
+        url = f"{kind}://{where}"
+        assert main(["simulate", "--store", url]) == 3
+        assert main(["jobs", "--store", url]) == 3
+        (line, *_) = capsys.readouterr().err.splitlines()
+        assert f"the store's folder {where} is not used: others choose what it is: " in line
+        assert "belongs to nobody" in line
+    assert [each.name for each in roots.iterdir()] == ["config.xml"]
+    assert not any((theirs / "moved").iterdir())
+    assert not (theirs / "new").exists()
+    (sticky / "mine").symlink_to(roots)
+    for where in (sticky / "mine", roots / "new" / "store"):
+        parse_url(f"{kind}://{where}")
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    parse_url(f"{kind}://{theirs / 'moved'}")
+
+
 # ---- C4a: spools
 
 
@@ -363,18 +399,17 @@ def test_an_engine_of_another_user_is_not_talked_to(theirs: Path) -> None:
         os.close(folder)
 
 
-def test_only_root_has_root_s_engine_read_files(theirs: Path, tmp_path: Path) -> None:
+def test_only_root_has_root_s_engine_read_files(tmp_path: Path) -> None:
     """Who may run ``argus sql`` as root reads any file by it (docs/security.md, Sudo); nobody else reaches that engine,
     also where the folder of its store is open to all."""
     secret = tmp_path / "secret"
     secret.write_text("root's own\n")
     secret.chmod(0o600)
-    url = new_store(theirs)
+    url = new_store(tmp_path)
     store_folder = Path(url.removeprefix("chdb://"))
     read = f"SELECT line FROM file('{secret}', 'LineAsString', 'line String')"
     with open_store(url) as store, store.lease() as client:
         assert client.query(read).result_rows == [("root's own",)]
-        theirs.chmod(0o755)
         store_folder.chmod(0o755)
         folder = os.open(store_folder, os.O_PATH)  # the folders above are root's alone
         try:
@@ -397,8 +432,9 @@ def test_only_root_has_root_s_engine_read_files(theirs: Path, tmp_path: Path) ->
     assert "`file()`" in sudo
 
 
-def test_an_engine_stays_in_the_folder_that_was_checked(theirs: Path) -> None:
+def test_an_engine_stays_in_the_folder_that_was_checked(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may rename the folder's parent cannot choose what chdb writes to."""
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))  # or a store is not opened there at all
     url = new_store(theirs)
     with open_store(url) as store, store.lease() as client:
         client.command("CREATE TABLE t (a Int32) ENGINE = MergeTree ORDER BY a")
