@@ -19,7 +19,7 @@ from argus.health.check import CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, clean
 from argus.health.config import Check, Settings
 from argus.health.run import run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.model.text import counted
+from argus.model.text import counted, harmless
 from argus.system import debug, files, secrets
 
 from .options import CountRange, format_option, store_option
@@ -327,7 +327,7 @@ def _write(file: Path, text: str) -> None:
     """At once, so that a collector never reads half of it. The standard output is written to, and so is a device or
     pipe in a folder that is root's or the user's own; anything else is replaced, never written to: the folder may be
     one that others write to."""
-    data = text.encode("utf-8", "backslashreplace")
+    data = harmless(text).encode("utf-8", "backslashreplace")
     try:
         fd = _special(file)
         if fd >= 0:

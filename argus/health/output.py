@@ -6,6 +6,7 @@ import json
 
 from argus.health.check import ABSENT, CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, Result
 from argus.health.run import Run
+from argus.model.text import printable
 from argus.model.units import binary_size, seconds
 
 _ORDER = (CRITICAL, WARNING, UNKNOWN, OK, ABSENT)
@@ -95,7 +96,7 @@ def _word(result: Result) -> str:
 
 
 def _label(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return printable(text.replace("\n", " ")).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _nagios(text: str) -> str:

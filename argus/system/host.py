@@ -22,11 +22,15 @@ def host_name(given: str = "") -> str:
     of the machine behind it (localhost-3f2a1c), the same after a reboot."""
     name = given or os.environ.get(VARIABLE, "").strip()
     if name:
-        return "".join(one if one.isprintable() else "?" for one in name[:LONGEST])
-    name = socket.gethostname()
+        return _printable(name)
+    name = _printable(socket.gethostname())
     if name.partition(".")[0].lower() not in COMMON:
         return name
     return f"{name.strip('()') or 'node'}-{machine_digits()}"
+
+
+def _printable(name: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in name[:LONGEST])
 
 
 def machine_digits(root: Path = Path("/")) -> str:

@@ -13,6 +13,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from rich.console import Console
 from argus.cli.live import Scene, frame, plain_line
 from argus.cli.main import VERBS
 from argus.cli.output import SafeText
+from argus.health.output import FORMATS
 from argus.model.text import harmless, printable
 from argus.simulate.faults import Fault, parse
 from argus.simulate.mesh import Mesh
@@ -46,6 +48,25 @@ NAMES = (
     "leaf_function", "leaf_file", "python_function", "python_file", "why", "text", "hint", "device", "shape",
 )  # fmt: skip
 """Columns that hold what others chose."""
+_EVIL = """
+import ctypes, sys, threading, time
+libc, name = ctypes.CDLL(None), sys.argv[1]
+def wait(ready):
+    libc.prctl(15, name.encode()[:15], 0, 0, 0)
+    ready.set()
+    while True:
+        sum(range(100_000))
+        time.sleep(0.05)
+wait.__code__ = wait.__code__.replace(co_name=name, co_qualname=name, co_filename=name)
+ready = threading.Event()
+threading.Thread(target=wait, args=(ready,), daemon=True).start()
+ready.wait()
+print(flush=True)
+wait(ready)
+"""
+TEXTS = (".html", ".json", ".jsonl", ".csv", ".md", ".txt", ".prom", ".svg", ".folded", ".pages", ".1")
+"""Of files that Argus writes, those that are text."""
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="reads another process")
 ARGUS = [sys.executable, "-m", "argus.cli.main"]
 BAD = re.compile(r"[^\n\t\x20-\x7e\xa0-\u200d\u2010-\u2027\u202f-\u2065\u2070-\ufefe\uff00-\uffef]")
 FORGED = re.compile("^FORGED", re.MULTILINE)
@@ -205,6 +226,84 @@ def test_what_a_verb_prints_is_text(verb: str, words: list[str], store: str, tmp
         found = BAD.search(text) or (FORGED.search(text) if own_lines(verb, words) else None)
         assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
     assert b"internal error" not in done.stderr, done.stderr
+    for path in tmp_path.rglob("*"):
+        if path.suffix in TEXTS and path.is_file():
+            found = BAD.search(text := path.read_text("utf-8"))
+            assert found is None, (path, text[max(found.start() - 200, 0) : found.end() + 50])
+
+
+def assert_harmless(*outputs: str) -> None:
+    for text in outputs:
+        found = BAD.search(text) or FORGED.search(text)
+        assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
+
+
+@pytest.fixture
+def evil_process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A rank whose program, job, threads, functions and files are named by somebody hostile."""
+    program = tmp_path / f"python{EVIL.replace('/', '')}"
+    shutil.copy(os.path.realpath("/usr/bin/python3"), program)
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": JOB, "PYTHONHOME": "/usr"}
+    with subprocess.Popen([program, "-c", _EVIL, EVIL], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+@AS_ROOT
+def test_processes_to_choose_from_are_listed_as_text(evil_process: subprocess.Popen[bytes]) -> None:
+    for verb in ("trace", "dump"):
+        done = argus_bytes(verb)
+        assert done.returncode == 2, done.stderr
+        text = done.stdout.decode()
+        assert any(line.split()[:1] == [str(evil_process.pid)] for line in text.splitlines())
+        assert_harmless(text, done.stderr.decode())
+
+
+@AS_ROOT
+@pytest.mark.kernel
+@pytest.mark.parametrize("words", [(), ("--each",), ("--format", "json")])
+def test_a_dump_of_hostile_names_is_text(words: tuple[str, ...], evil_process: subprocess.Popen[bytes]) -> None:
+    done = argus_bytes("dump", str(evil_process.pid), str(os.getpid()), *words)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode()
+    assert text.count("owned") >= 3, "a thread, functions, a file"
+    assert_harmless(text, done.stderr.decode())
+
+
+@AS_ROOT
+@pytest.mark.kernel
+def test_a_trace_of_hostile_names_is_text(evil_process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    environment = {**os.environ, "ARGUS_STORE": new_store(tmp_path)}
+    words = (str(evil_process.pid), "--duration", "5s")
+    with open_store(environment["ARGUS_STORE"]).lease():
+        traced = argus_bytes("trace", *words, env=environment)
+        assert traced.returncode == 0, traced.stderr
+        printed = [traced, *(argus_bytes(verb, env=environment) for verb in ("jobs", "stacks", "diagnose"))]
+        page = tmp_path / "page.html"
+        argus_bytes("report", "-o", str(page), env=environment)
+    assert b"owned" in printed[1].stdout
+    assert b"owned" in printed[2].stdout
+    assert_harmless(*((done.stdout + done.stderr).decode() for done in printed))
+    assert not BAD.search(page.read_text())
+
+
+@AS_ROOT
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_a_file_about_a_node_with_a_hostile_name_has_lines_of_its_form(form: str, tmp_path: Path) -> None:
+    settings, file = tmp_path / "health.toml", tmp_path / "x.prom"
+    settings.write_text(f'state_dir = "{tmp_path}/state"\n')
+    named = "import socket, sys; socket.sethostname(sys.argv.pop(1)); from argus.cli.main import main; sys.exit(main())"
+    words = ["--config", str(settings), "--no-store", "--only", "memory", "--format", form, "--output", str(file)]
+    command = ["unshare", "--uts", sys.executable, "-c", named, f"n{EVIL}"[:60], "health", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    text = file.read_text()
+    assert_harmless(done.stdout, done.stderr, text)
+    assert "owned" in text
+    if form == "prometheus-textfile":
+        sample = re.compile(r'argus_health_[a-z_]+\{([a-z]+="([^"\\]|\\[\\"n])*",?)*\} [0-9.e+-]+')
+        assert all(line.startswith("# ") or sample.fullmatch(line) for line in text.splitlines())
 
 
 @pytest.mark.parametrize(
