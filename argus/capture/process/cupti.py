@@ -71,7 +71,6 @@ def candidates(pid: int) -> list[str]:
                 for part in ("cu13", "cuda_cupti"):
                     folders[str(packages / part / "lib")] = None
     with contextlib.suppress(OSError):
-        progress.file(f"folders of {pid}")  # which file systems they lie on is known once they are open
         root = open_root(pid)
         left = _MOST_IN_ALL
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.process.mapped import File, Refused, open_file, open_in_root
+from argus.capture.reader import progress
 
 Source = str | Path | File
 """A file that was opened already (``argus.capture.process.mapped``), or the path of one that no traced process
@@ -409,13 +410,13 @@ class _File:
         self.file = source if isinstance(source, File) else open_file(source)
 
     def __len__(self) -> int:
-        return os.fstat(self.file.fd).st_size
+        return self.file.status_now().st_size
 
     @property
     def most(self) -> int:
         """A section of it is not larger than this."""
         # Some file systems report no blocks at all; nothing can be inferred from them.
-        on_disk = os.fstat(self.file.fd).st_blocks * 512
+        on_disk = self.file.status_now().st_blocks * 512
         return _MOST_PER_BLOCK * on_disk + _MOST_INLINE if on_disk else _MOST_BYTES
 
     def __getitem__(self, part: slice) -> bytes:
@@ -788,7 +789,8 @@ def _in_folder(folder: str, path: str) -> File:
     """
     if not folder:
         raise Refused("there is no such folder")
-    root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with progress.look_up():
+        root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return open_in_root(root, path)
     finally:

@@ -102,7 +102,8 @@ class File:
         return _open.setdefault(file.key, file)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        with progress.Touching(self._device):  # a file system in user space is asked
+            os.close(self.fd)
 
     def __repr__(self) -> str:
         return f"File({self.fd}, {self.key})"
@@ -120,8 +121,18 @@ class File:
     def on_overlay(self) -> bool:
         """Whether it is a file of an overlay, as those of containers are: several overlays may show one file."""
         if self._on_overlay is None:
-            self._on_overlay = _file_system(self.fd) == _OVERLAY
+            with progress.file(self._device):
+                self._on_overlay = _file_system(self.fd) == _OVERLAY
         return self._on_overlay
+
+    def status_now(self) -> os.stat_result:
+        """Its status at the time of the call: it may have been cut short, or written to.
+
+        Raises:
+            OSError: Its file system does not say.
+        """
+        with progress.file(self._device):
+            return os.fstat(self.fd)
 
     def read(self, size: int, offset: int) -> bytes:
         """At most ``size`` bytes at an offset; fewer at the file's end.
@@ -129,12 +140,12 @@ class File:
         Raises:
             OSError: They cannot be read.
         """
-        progress.file(self._device)
         parts = []
-        while size > 0 and (part := os.pread(self.fd, size, offset)):
-            parts.append(part)
-            size -= len(part)
-            offset += len(part)
+        with progress.file(self._device):
+            while size > 0 and (part := os.pread(self.fd, size, offset)):
+                parts.append(part)
+                size -= len(part)
+                offset += len(part)
         return b"".join(parts)
 
 
@@ -168,7 +179,8 @@ def open_root(pid: int) -> int:
     Raises:
         OSError: The process ended, or may not be inspected.
     """
-    return os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with progress.look_up():
+        return os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def open_mapped(pid: int, mapping: Mapping, *, proc: int = -1) -> File:
@@ -184,10 +196,12 @@ def open_mapped(pid: int, mapping: Mapping, *, proc: int = -1) -> File:
         OSError: It cannot be opened, or the process has ended.
     """
     process = f"/proc/{pid}" if proc < 0 else f"/proc/self/fd/{proc}"
-    progress.file(mapping.device)
     refused: OSError
     try:
-        with _place(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}") as place:
+        with (
+            progress.file(mapping.device),
+            _place(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}") as place,
+        ):
             status = os.fstat(place)
             # An overlay shows the inode of the layer below in maps, before Linux 6.8.
             if status.st_ino == mapping.inode or _file_system(place) == _OVERLAY:
@@ -199,15 +213,15 @@ def open_mapped(pid: int, mapping: Mapping, *, proc: int = -1) -> File:
         refused = reason
     if mapping.deleted:
         raise refused
-    with _place(f"{process}/root") as root:
+    with progress.look_up(), _place(f"{process}/root") as root:
         return open_in_root(root, mapping.path, mapping)
 
 
 def key_of(pid: int, mapping: Mapping) -> Key | None:
     """The key of a mapped file, which is not opened. None: it has to be, to say."""
     try:
-        progress.file(mapping.device)
-        status = os.stat(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+        with progress.file(mapping.device):
+            status = os.stat(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
     except OSError:
         return None
     return (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
@@ -227,14 +241,15 @@ def open_in_root(root: int, path: str, mapping: Mapping | None = None, *, follow
         OSError: It cannot be opened.
     """
     if mapping is not None:
-        progress.file(mapping.device)
-    place = _walk(root, path, follow=follow)
-    try:
-        if mapping is not None and not _is_mapped(place, mapping):
-            raise Refused(f"{path} is another file than the mapped one")
-        return _open_place(place)
-    finally:
-        os.close(place)
+        progress.refuse(mapping.device)
+    with progress.look_up():
+        place = _walk(root, path, follow=follow)
+        try:
+            if mapping is not None and not _is_mapped(place, mapping):
+                raise Refused(f"{path} is another file than the mapped one")
+            return _open_place(place)
+        finally:
+            os.close(place)
 
 
 def open_file(path: str | os.PathLike[str]) -> File:
@@ -300,7 +315,7 @@ def names_in_root(root: int, folder: str, most: int = MOST_NAMES) -> list[str]:
         most: Others are passed over: a process may make a folder of millions.
     """
     names: list[str] = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), progress.look_up():
         place = _walk(root, folder)
         try:
             fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
@@ -336,7 +351,8 @@ def _open_place(place: int) -> File:
     if shared is not None:
         return shared
     # A magic link of this process's own: it leads to the same inode, whatever became of the name.
-    file = File(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    with progress.file(device_of(status.st_dev)):
+        file = File(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     return _open.setdefault(file.key, file)
 
 

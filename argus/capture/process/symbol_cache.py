@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +76,7 @@ def functions(path: Source, names: Collection[str], shown: str = "") -> Function
 
 def _key(file: SymbolFile, names: Collection[str]) -> str:
     """A name for all that an entry depends on."""
-    status = os.fstat(file.file.fd)
+    status = file.file.status_now()
     version = (status.st_dev, status.st_ino, status.st_size, status.st_uid, status.st_mtime_ns, status.st_ctime_ns)
     seen = hashlib.sha256(file.layout)
     for word in [str(FORMAT), file.build_id, *map(str, version), *sorted(names)]:

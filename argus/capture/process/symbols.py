@@ -211,7 +211,8 @@ class Symbols:
         bytes of a perf map beyond its bounds."""
         try:
             # Stays the same root after the end of the process.
-            self._root = os.open(f"/proc/self/fd/{self._proc}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            with progress.Touching(progress.PATHS):  # not refused: nearly always the kernel asks nobody
+                self._root = os.open(f"/proc/self/fd/{self._proc}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._perf_map = _PerfMap(self._proc, self._root, self.counters)
             if not self._read_maps():
                 raise ProcessLookupError(f"process {pid} has ended")
@@ -231,6 +232,7 @@ class Symbols:
         return self._unmapped != before
 
     def _read_maps(self) -> bool:
+        progress.memory()  # a lock of it is waited for
         fd = os.open("maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
         try:
             parts = []
@@ -238,6 +240,7 @@ class Symbols:
                 parts.append(part)
         finally:
             os.close(fd)
+        progress.clear()
         self._read_ns = time.monotonic_ns()
         rows = _MAPS_LINE.findall(b"".join(parts))
         if not rows:

@@ -188,7 +188,8 @@ def _candidates(pid: int) -> Iterator[tuple[Mapping, list[Mapping], bool]]:
     for mapping in executable_mappings(pid):
         by_file.setdefault((mapping.device, mapping.inode), []).append(mapping)
     try:
-        program = os.stat(PROC / str(pid) / "exe").st_ino
+        with progress.look_up(progress.PROGRAM):
+            program = os.stat(PROC / str(pid) / "exe").st_ino
     except OSError:
         program = -1
     ranked = []

@@ -354,11 +354,11 @@ class _Reader:
         if name not in ("environ", "cmdline", "exe"):
             raise ValueError(name)
         if name == "exe":
-            progress.file(f"program of {pid}")
-        else:
-            progress.memory()
+            with progress.look_up(progress.PROGRAM), open(f"/proc/{pid}/exe", "rb") as file:
+                return {}, file.read(PROGRAM_BYTES), []
+        progress.memory()
         with open(f"/proc/{pid}/{name}", "rb") as file:
-            return {}, file.read(PROGRAM_BYTES if name == "exe" else MAX_BYTES), []
+            return {}, file.read(MAX_BYTES), []
 
     def maps(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         from argus.capture.reader import reader
@@ -435,10 +435,10 @@ class _Reader:
         return {"found": string is not None}, string or b"", []
 
     def dead(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        """File systems that do not answer: all of them."""
+        """What does not answer: all of it."""
         from argus.capture.reader import progress
 
-        progress.dead = set(request["devices"])
+        progress.dead = set(request["what"])
         return {}, b"", []
 
     def hello(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
@@ -469,6 +469,7 @@ class _Reader:
                 os.close(fd)
             _, size, more, _ = HEADER.unpack(head)
             request, data = json.loads(receive(self.sock, size)), receive(self.sock, more)
+            progress.process, progress.user = request["pid"], request["user"]
             signal.setitimer(signal.ITIMER_PROF, self.cpu_s)  # its signal ends the process
             give: tuple[dict[str, Any], bytes, list[int]]
             try:

@@ -8,12 +8,44 @@ from __future__ import annotations
 
 SIZE = 64
 """Bytes of the page that are used."""
-MEMORY = b"memory"
+MEMORY, PATHS, PROGRAM = b"memory", "paths", "program"
 
 page: memoryview | None = None
 """Shared with the parent; None: this is no reader."""
 dead: set[str] = set()
-"""File systems (device as in /proc/PID/maps) that did not answer: nothing of them is opened."""
+"""What did not answer, as ``of_user`` and ``of_process`` name it: nothing of it is opened."""
+process, user = 0, -1
+"""Whose files and memory are read for the request that is being answered."""
+
+
+def of_process(what: str, pid: int) -> str:
+    """A file system (device as in /proc/PID/maps), ``PATHS`` or ``PROGRAM``, for one process."""
+    return f"{what} of process {pid}"
+
+
+def of_user(device: str, uid: int) -> str:
+    """A file system, for all processes of one user."""
+    return f"{device} of user {uid}"
+
+
+class Touching:
+    """While something is touched: what it is. After it, what was before."""
+
+    __slots__ = ("_before", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        if page is not None:
+            self._before = bytes(page[:SIZE])
+            text = self._what.encode()[: SIZE - 1]
+            page[1 : 1 + len(text)] = text
+            page[0] = len(text)
+
+    def __exit__(self, *_: object) -> None:
+        if page is not None:
+            page[:SIZE] = self._before
 
 
 def clear() -> None:
@@ -22,22 +54,39 @@ def clear() -> None:
         page[0] = 0
 
 
-def file(device: str) -> None:
-    """A file of a device, ``major:minor``, is opened or read.
+def file(device: str) -> Touching:
+    """For a ``with`` block in which a file of a device, ``major:minor``, is opened or read.
 
     Raises:
         OSError: Its file system did not answer before.
     """
-    if device in dead:
+    refuse(device)
+    return Touching(device)
+
+
+def refuse(device: str) -> None:
+    """Raises OSError if the file system did not answer before."""
+    if dead and (of_process(device, process) in dead or of_user(device, user) in dead):
         raise TimeoutError(f"the file system {device} does not answer")
-    if page is not None:
-        text = device.encode()[: SIZE - 1]
-        page[1 : 1 + len(text)] = text
-        page[0] = len(text)
+
+
+def look_up(what: str = PATHS) -> Touching:
+    """For a ``with`` block in which a path is looked up that the process chose. Links and mounts on the way may lead to
+    any file system, so that one which does not answer is not known by its device.
+
+    Args:
+        what: ``PATHS``, or ``PROGRAM`` for /proc/PID/exe.
+
+    Raises:
+        OSError: A path of this process did not answer before.
+    """
+    if dead and of_process(what, process) in dead:
+        raise TimeoutError(f"the {what} of process {process} do not answer")
+    return Touching(what)
 
 
 def memory() -> None:
-    """Memory of a process is read."""
+    """Memory of the process is read from here on, until something else is named."""
     if page is not None:
         page[1:7] = MEMORY
         page[0] = 6

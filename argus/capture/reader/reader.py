@@ -7,8 +7,11 @@ hangs, that was killed or that runs out of memory.
 A reader has CPU time for a request (``wire.CPU_S``), not time on the clock: a busy node is no failure. One
 that neither runs nor waits for a CPU, and has not for ``HUNG_S``, is given up: it is ended, without a wait for its end;
 another one begins. What it hung on it has written into a page that both see. If that is a file, nothing of its file
-system is opened for a while; if it is memory, the memory of that process is not read any more; the rest of what can be
-read of the process goes on. Who brings a reader down in another way, twice, is not read any more at all.
+system is opened for a while for processes of that user: others may read from it, and their experience is their own. If
+Argus itself lives on that file system, it is alive, and the process did something to its file: only for that process
+nothing of it is opened. The same holds for a path that the process chose, which may lead anywhere. If it is memory, the
+memory of that process is not read any more; the rest of what can be read of the process goes on. Who brings a reader
+down in another way, twice, is not read any more at all.
 
 Readers are forks of a process that has imported everything and read nothing (``process``), which begins before a
 trace gives up its rights. Imports no numpy.
@@ -35,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argus.capture.process.mapped import device_of
 from argus.capture.reader import progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
 from argus.system import disk_cache, privileges
@@ -62,6 +66,7 @@ PATIENT, IMPATIENT_S = 8, 0.5
 long: who starts a thousand such processes must not hold up the trace for an hour."""
 MOST_HUNG = 16
 """Readers that may be left hanging: a process in the kernel's hands cannot be ended. Beyond it, nothing is read."""
+_DEVICE = re.compile(r"[0-9a-f]+:[0-9a-f]+")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 PROGRAM_BYTES = 64
 """Of a program: the header of an ELF file."""
@@ -132,7 +137,10 @@ class Reader:
         self._hangs: Counter[int] = Counter()
         self._hangs_of_users: Counter[int] = Counter()
         self._dead: dict[str, float] = {}
+        self._reported: set[str] = set()
         self._waits_s: dict[str, float] = {}
+        self._hung: set[str] = set()
+        self._own: set[str] = set()
 
     # ---- processes
 
@@ -164,6 +172,8 @@ class Reader:
         self._no_memory.clear()
         self._dead.clear()
         self._waits_s.clear()
+        self._hung.clear()
+        self._own = _own_file_systems()
         self._start()
 
     def _start(self) -> None:
@@ -231,6 +241,7 @@ class Reader:
             its_end.close()
         self._sock, self._pid = ours, 0
         self.generation += 1
+        self._reported = set()
 
     def _number(self) -> int:
         """The reader's number, once the nursery has sent it."""
@@ -276,8 +287,9 @@ class Reader:
         self._report_dead()
 
     def _report_dead(self) -> None:
-        if self._dead:
-            self._exchange({"op": "dead", "pid": 0, "devices": sorted(self._dead)}, b"").close()
+        if self._dead.keys() != self._reported:
+            self._exchange({"op": "dead", "pid": 0, "user": -1, "what": sorted(self._dead)}, b"").close()
+            self._reported = set(self._dead)
 
     def enter(self) -> None:
         """A trace begins that asks; as ``begin``, and waits until the first reader answers (``settle``)."""
@@ -341,10 +353,11 @@ class Reader:
             raise Unreadable(f"process {pid} is not read any more")
         self._revive()
         self._renew()
+        user = _owner(pid)
         try:
-            answer = self._exchange({"op": op, "pid": pid, **more}, data)
+            answer = self._exchange({"op": op, "pid": pid, "user": user, **more}, data)
         except (Malformed, wire.Closed, OSError) as failure:
-            self._blame(pid, failure)
+            self._blame(pid, user, failure)
             raise Unreadable(f"{op} of process {pid}: {failure}") from failure
         fields = answer.what
         self._note(fields)
@@ -378,42 +391,50 @@ class Reader:
     def forget(self, pid: int) -> None:
         """A process has ended: its number may be another's."""
         self._strikes.pop(pid, None)
-        self._no_memory.discard(pid)
         self._hangs.pop(pid, None)
+        for what in [what for what in self._waits_s if what.endswith(progress.of_process("", pid))]:
+            self._dead.pop(what, None)
+            del self._waits_s[what]
 
     def _revive(self) -> None:
         """Tries file systems again that did not answer long ago."""
         now = time.monotonic()
-        over = [device for device, until in self._dead.items() if now > until]
-        if over:
-            for device in over:
-                del self._dead[device]
-            if self._sock is not None:
-                with contextlib.suppress(Malformed, wire.Closed, OSError):
-                    self._exchange({"op": "dead", "pid": 0, "devices": sorted(self._dead)}, b"").close()
+        for what in [what for what, until in self._dead.items() if now > until]:
+            del self._dead[what]
+        if self._sock is not None:
+            with contextlib.suppress(Malformed, wire.Closed, OSError):
+                self._report_dead()
 
-    def _blame(self, pid: int, failure: Exception) -> None:
+    def _blame(self, pid: int, user: int, failure: Exception) -> None:
         """A reader was brought down: by what?"""
         doing = self._doing()
         self._end()
         if isinstance(failure, TimeoutError):
-            self._hangs_of_users[_owner(pid)] += 1
+            self._hangs_of_users[user] += 1
         if doing == progress.MEMORY.decode() and isinstance(failure, TimeoutError):
             if pid not in self._no_memory:
                 self.counters["memory_hung"] += 1
                 self._no_memory.add(pid)
                 return
-        elif doing and isinstance(failure, TimeoutError):
-            wait_s = self._waits_s.get(doing, RETRY_S)
-            self._waits_s[doing] = min(2 * wait_s, LONGEST_RETRY_S)
-            self._dead[doing] = time.monotonic() + wait_s
-            self.counters["file_systems_hung"] = len(self._waits_s)
+        elif isinstance(failure, TimeoutError) and (what := self._given_up(doing, pid, user)):
+            wait_s = self._waits_s.get(what, RETRY_S)
+            self._waits_s[what] = min(2 * wait_s, LONGEST_RETRY_S)
+            self._dead[what] = time.monotonic() + wait_s
+            self._hung.add(doing if _DEVICE.fullmatch(doing) else what)
+            self.counters["file_systems_hung"] = len(self._hung)
             self._hangs[pid] += 1
             if self._hangs[pid] == MOST_HANGS and self.reads(pid):
                 self._strikes[pid] = STRIKES
                 self.counters["processes_unreadable"] += 1
             return
         self._strike(pid)
+
+    def _given_up(self, doing: str, pid: int, user: int) -> str:
+        """What is not opened any more after a reader hung; empty: it has not said on what."""
+        if _DEVICE.fullmatch(doing):
+            own = user < 0 or doing in self._own
+            return progress.of_process(doing, pid) if own else progress.of_user(doing, user)
+        return progress.of_process(doing, pid) if doing in (progress.PATHS, progress.PROGRAM) else ""
 
     def _strike(self, pid: int) -> None:
         self._strikes[pid] += 1
@@ -437,7 +458,7 @@ class Reader:
         sock, number = self._sock, self._number()
         assert sock is not None
         wire_text = json.dumps(request).encode()
-        patient = self._hangs_of_users[_owner(request["pid"])] < PATIENT
+        patient = self._hangs_of_users[request["user"]] < PATIENT
         waiting = _Waiting(sock, number, HUNG_S if patient else IMPATIENT_S)
         waiting.send(HEADER.pack(MAGIC, len(wire_text), len(data), 0) + wire_text + data)
         while True:
@@ -534,6 +555,17 @@ def _owner(pid: int) -> int:
         return os.stat(f"/proc/{pid}").st_uid if pid > 0 else -1
     except OSError:
         return -1
+
+
+def _own_file_systems() -> set[str]:
+    """Devices that this process's own files lie on: what it maps, and where its program and packages are."""
+    own = set()
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        own |= {fields[3] for line in maps if len(fields := line.split(None, 5)) == 6 and fields[4] != "0"}
+    for path in ("/", sys.executable, sys.prefix, os.__file__, __file__):
+        with contextlib.suppress(OSError):
+            own.add(device_of(os.stat(path).st_dev))
+    return own
 
 
 def _cpu_s(pid: int) -> float:

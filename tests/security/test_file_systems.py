@@ -1,0 +1,160 @@
+"""File systems that do not answer, or slowly: what a process brings costs that process, and no other's names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from argus.capture.process import mapped, targets
+from argus.capture.process.mapped import device_of
+from argus.capture.reader import progress, reader
+from argus.capture.reader.reader import Reader, Unreadable
+from argus.capture.reader.remote import RemoteSymbols
+from argus.model import calls, records
+from tests.security.mapping_process import AS_NOBODY, NOBODY, mapping
+from tests.security.test_reader import AS_ROOT, HERE, made, running  # noqa: F401 - a fixture
+
+SOURCE = "".join(f"int {name}(void) {{ return 0; }}\n" for name in calls.symbols_of("backward_begin")[:1])
+NCCL = "int ncclAllReduce(void) { return 0; }\n"
+
+
+def build(source: str, library: Path, *options: str) -> Path:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    text = library.with_suffix(".c")
+    text.write_text(source)
+    subprocess.run(["cc", "-shared", "-fPIC", *options, "-o", str(library), str(text)], check=True)
+    text.unlink()
+    return library
+
+
+@contextlib.contextmanager
+def file_system(where: Path, shown: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A file system in user space; SIGSTOP makes it one that does not answer."""
+    where.mkdir()
+    with running(sys.executable, str(HERE / "fuse_folder.py"), str(where), str(shown)) as daemon:
+        try:
+            if daemon.poll() is not None:
+                pytest.skip("no file systems in user space here (/dev/fuse)")
+            yield daemon
+        finally:
+            daemon.kill()
+            daemon.wait()
+            subprocess.run(["umount", "-l", str(where)], check=False)
+
+
+def c_library_code(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return next(int(line.split("-")[0], 16) for line in lines if "r-xp" in line and "libc.so" in line)
+
+
+def names(symbols: RemoteSymbols, *addresses: int) -> list[str]:
+    stack = symbols.assemble(np.empty(0, records.FRAME), np.array(addresses, np.uint64), 0)
+    return [frame.function for frame in stack.frames]
+
+
+@AS_ROOT
+@pytest.mark.parametrize("how", ["version", "debug file"])
+def test_a_path_that_leads_to_a_dead_file_system_costs_its_process_alone(
+    made: Reader,  # noqa: F811
+    folder: Path,
+    tmp_path: Path,
+    how: str,
+) -> None:
+    """The file system that was read last was given up: the root's, with the libraries of everybody."""
+    where = tmp_path / "fs"
+    tmp_path.chmod(0o755)
+    nccl = build(NCCL, tmp_path / "honest" / "libnccl.so.2")
+    before: tuple[str, ...] = AS_NOBODY
+    files: list[Path] = []
+    if how == "version":
+        files = [build(SOURCE, folder / "torch" / "lib" / "libtorch_cpu.so")]
+        (folder / "torch" / "version.py").symlink_to(where / nccl.name)
+    elif how == "debug file":
+        files = [build("int other(void) { return 0; }", folder / "libother.so")]
+        link = folder / "link"
+        link.write_bytes(b"gone.debug\0\0" + b"\1\2\3\4")
+        section = f"--add-section=.gnu_debuglink={link}"
+        subprocess.run(["objcopy", "--strip-all", section, str(files[0])], check=True)
+        (folder / ".debug").symlink_to(where)
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(file_system(where, nccl))
+        if how == "perf map":
+            before = ("unshare", "-m", "sh", "-c", f'mount --bind {where} /tmp && exec "$@"', "sh", *AS_NOBODY)
+        hostile = stack.enter_context(mapping(files, before))
+        honest = stack.enter_context(mapping([nccl], ()))
+        own = RemoteSymbols(honest)
+        code = c_library_code(honest)
+        expected = names(own, code + 0x30000)
+        symbols = RemoteSymbols(hostile)
+        daemon.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        if how == "version":
+            with pytest.raises(Unreadable):
+                targets.find_libraries(hostile)
+            assert [one.roles for one in targets.find_libraries(hostile)], "its libraries are read, without a version"
+        elif how == "debug file":
+            lines = Path(f"/proc/{hostile}/maps").read_text().splitlines()
+            names(symbols, int(next(line for line in lines if files[0].name in line).split("-")[0], 16) + 0x100)
+        else:
+            time.sleep(
+                1.1
+            )  # addresses outside all that is mapped have the list of mappings read again, and the perf map
+            two = np.array([c_library_code(hostile) + 0x1000, 0x1000], "<u8").tobytes()
+            symbols.ask("resolve", two, stacks=[[0, 0, 8], [0, 0, 8]], budget=False).close()
+        assert made.counters["file_systems_hung"] == 1
+        assert list(made._dead) == [f"paths of process {hostile}"]
+        again = RemoteSymbols(honest)
+        assert names(again, code + 0x30000) == expected
+        assert names(own, code + 0x31000)[0] != "[not read]"
+        assert [one.path for one in targets.find_libraries(honest)] == [str(nccl)]
+        assert time.monotonic() - begun < 30
+        assert made.reads(hostile)
+
+
+def test_a_file_system_is_given_up_for_processes_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That Argus lives on it, or that others read from it, shows that it is alive: what hung is the process's doing."""
+    one = Reader()
+    monkeypatch.setattr(one, "_end", lambda: None)
+    one._own = reader._own_file_systems()
+    own = device_of(os.stat(reader.__file__).st_dev)
+    assert own in one._own
+    for device, pid in (("07:77", 100), (own, 200)):
+        monkeypatch.setattr(one, "_doing", lambda device=device: device)
+        one._blame(pid, NOBODY, TimeoutError())
+    assert one.counters == {"file_systems_hung": 2}
+    monkeypatch.setattr(progress, "dead", set(one._dead))
+
+    def opens(device: str, pid: int, user: int) -> bool:
+        monkeypatch.setattr(progress, "process", pid)
+        monkeypatch.setattr(progress, "user", user)
+        with contextlib.suppress(TimeoutError), progress.file(device):
+            return True
+        return False
+
+    assert [opens("07:77", 100, NOBODY), opens("07:77", 101, NOBODY), opens("07:77", 102, 0)] == [False, False, True]
+    assert [opens(own, 200, NOBODY), opens(own, 201, NOBODY), opens(own, 102, 0)] == [False, True, True]
+    one.forget(200)
+    assert list(one._dead) == [f"07:77 of user {NOBODY}"], "another process may have its number"
+
+
+def test_after_a_file_was_read_it_is_not_named_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was read last was blamed for what came after."""
+    page = memoryview(bytearray(progress.SIZE))
+    monkeypatch.setattr(progress, "page", page)
+    (tmp_path / "file").write_text("text")
+    file = mapped.open_file(tmp_path / "file")
+    progress.memory()
+    assert file.read(4, 0) == b"text"
+    assert bytes(page[:7]) == b"\x06memory"
+    with progress.look_up():
+        file.status_now()
+        assert bytes(page[:6]) == b"\x05paths"
