@@ -20,7 +20,7 @@ from argus.capture.reader import progress, reader
 from argus.capture.reader.reader import Reader, Unreadable
 from argus.capture.reader.remote import RemoteSymbols
 from argus.model import calls, records
-from tests.security.mapping_process import AS_NOBODY, NOBODY, mapping
+from tests.security.mapping_process import AS_NOBODY, NOBODY, mapping, mapping_of
 from tests.security.test_reader import AS_ROOT, HERE, made, running  # noqa: F401 - a fixture
 
 SOURCE = "".join(f"int {name}(void) {{ return 0; }}\n" for name in calls.symbols_of("backward_begin")[:1])
@@ -62,7 +62,7 @@ def names(symbols: RemoteSymbols, *addresses: int) -> list[str]:
 
 
 @AS_ROOT
-@pytest.mark.parametrize("how", ["version", "debug file"])
+@pytest.mark.parametrize("how", ["version", "debug file", "perf map"])
 def test_a_path_that_leads_to_a_dead_file_system_costs_its_process_alone(
     made: Reader,  # noqa: F811
     folder: Path,
@@ -158,3 +158,23 @@ def test_after_a_file_was_read_it_is_not_named_any_more(monkeypatch: pytest.Monk
     with progress.look_up():
         file.status_now()
         assert bytes(page[:6]) == b"\x05paths"
+
+
+@AS_ROOT
+def test_names_of_a_debug_file_are_for_processes_of_its_user(made: Reader, folder: Path) -> None:  # noqa: F811
+    """A process may have any file in the place of a debug file, and its names were everybody's."""
+    build_id = "ab" * 20
+    options = ("-nostdlib", f"-Wl,--build-id=0x{build_id}")
+    code = "void other(void) {{ }}\nstatic __attribute__((used)) void {}(void) {{ for (;;) ; }}\n"
+    place = folder / ".build-id" / build_id[:2]
+    forged = build(code.format("forged"), place / f"{build_id[2:]}.debug", *options)
+    library = build(code.format("genuine"), folder / "libshared.so", *options)
+    subprocess.run(["strip", library], check=True)
+    symbols = subprocess.run(["nm", forged], capture_output=True, text=True, check=True).stdout.splitlines()
+    offset = next(int(line.split()[0], 16) for line in symbols if line.endswith(" forged"))
+    script = f'mount --bind {folder} /usr/lib/debug && exec "$@"'
+    hostile_root = ("unshare", "-m", "sh", "-c", script, "sh", *AS_NOBODY)
+    with mapping([library], hostile_root) as hostile, mapping([library], ()) as honest:
+        for pid, expected in ((hostile, "forged"), (honest, "libshared.so")):
+            one = mapping_of(pid, library.name)
+            assert names(RemoteSymbols(pid), one.start + offset)[0].partition("+")[0] == expected

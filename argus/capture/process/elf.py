@@ -616,6 +616,10 @@ class FunctionTable:
     """GNU build id in hexadecimal; empty: it has none."""
     debug_file: str
     """The separate debug file that was used; empty: none."""
+    of_root: bool
+    """Whether the debug file was found in the process's own root: another process's may have another one there."""
+    refused: bool
+    """Whether debug files were not looked for, because paths of the process did not answer before."""
 
     def __init__(
         self,
@@ -626,6 +630,7 @@ class FunctionTable:
         split: Collection[str] = (),
     ) -> None:
         self.debug_file = ""
+        self.of_root = self.refused = False
         self._unwound = np.empty((2, 0), np.uint64)
         """Begins and ends of functions that unwind tables list, without names, where symbols are few."""
         shown = shown_path or "the image"
@@ -654,13 +659,18 @@ class FunctionTable:
             with contextlib.suppress(lzma.LZMAError, MemoryError, NotElf):
                 return _columns(_Headers(_decompressed(compressed), ".gnu_debugdata"))
         for folder, path, crc in self._debug_files(headers, shown_path, root, system_root):
-            with contextlib.suppress(OSError, NotElf):
+            try:
                 image = _File(_in_folder(folder, path))
                 debug = _Headers(image, path)
                 same = debug.build_id() == self.build_id if self.build_id else _checksum(image) == crc
                 if same and _has_local(debug):
                     self.debug_file = folder.rstrip("/") + path
+                    self.of_root = folder != system_root
                     return _columns(debug)
+            except TimeoutError:
+                self.refused = True
+            except (OSError, NotElf):
+                continue
         return []
 
     def _debug_files(
@@ -669,7 +679,7 @@ class FunctionTable:
         """Where gdb looks too ("Separate Debug Files" in its manual): a root folder, a path in it, and the checksum
         that .gnu_debuglink asks for."""
         if self.build_id:
-            for folder in dict.fromkeys((root, system_root)):
+            for folder in dict.fromkeys((system_root, root)):
                 yield folder, f"/usr/lib/debug/.build-id/{self.build_id[:2]}/{self.build_id[2:]}.debug", 0
         link = headers.section(b".gnu_debuglink")
         if link is not None and shown_path:

@@ -140,7 +140,7 @@ class _Region:
     offset: int
     path: str
     mapping: Mapping | None
-    key: Key | None = None
+    key: _TableKey | None = None
     opened: bool = False
 
     @cached_property
@@ -149,11 +149,13 @@ class _Region:
         return os.fsencode(self.path).decode(errors="backslashreplace")
 
 
-_tables: OrderedDict[Key | bytes, FunctionTable | None] = OrderedDict()
-"""Of every file (or vdso image) that was asked for, the least recently used first. None: it holds no symbols."""
+_TableKey = Key | bytes | tuple[str, Key]
+_tables: OrderedDict[_TableKey, FunctionTable | None] = OrderedDict()
+"""Of every file (or vdso image) that was asked for, the least recently used first. None: it holds no symbols. What
+comes of files in a process's root is for processes of its user alone."""
 
 
-def _remembered(key: Key | bytes, table: FunctionTable | None) -> FunctionTable | None:
+def _remembered(key: _TableKey, table: FunctionTable | None) -> FunctionTable | None:
     _tables[key] = table
     size = sum(kept.nbytes for kept in _tables.values() if kept is not None)
     while len(_tables) > _MAX_TABLES or (size > _MAX_TABLE_BYTES and len(_tables) > 1):
@@ -367,11 +369,18 @@ class Symbols:
         if file is None:
             self.counters["native_files_unreadable"] += 1
             return None
-        if file.key in _tables:
-            return _tables[file.key]
+        own = f"user {progress.user}", file.key
+        region.key = next((key for key in (own, file.key) if key in _tables), file.key)
+        if region.key in _tables:
+            return _tables[region.key]
         root = f"/proc/self/fd/{self._root}" if self._root >= 0 else ""
         try:
-            return _remembered(file.key, FunctionTable(file, region.path, root, "/", EVALUATION_LOOPS[:1]))
+            table = FunctionTable(file, region.path, root, "/", EVALUATION_LOOPS[:1])
+            if table.refused:
+                region.key = f"process {self._pid}", file.key
+            elif table.of_root:
+                region.key = own
+            return _remembered(region.key, table)
         except NotElf:
             return _remembered(file.key, None)
         except OSError:
