@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture.process import mapped, targets
+from argus.capture.process import environment, mapped, targets
 from argus.capture.process.mapped import device_of
 from argus.capture.reader import progress, reader
 from argus.capture.reader.reader import Reader, Unreadable
@@ -178,3 +178,51 @@ def test_names_of_a_debug_file_are_for_processes_of_its_user(made: Reader, folde
         for pid, expected in ((hostile, "forged"), (honest, "libshared.so")):
             one = mapping_of(pid, library.name)
             assert names(RemoteSymbols(pid), one.start + offset)[0].partition("+")[0] == expected
+
+
+def test_a_dead_file_system_below_the_program_is_the_one_that_its_files_are_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The table of mounts writes devices in decimal, everything else in hexadecimal: it was waited for twice."""
+    monkeypatch.setattr(environment, "PROC", tmp_path)
+    (tmp_path / "7").mkdir()
+    mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 254:16 / /work rw - nfs x rw\n"
+    (tmp_path / "7" / "mountinfo").write_text(mounts)
+    assert [environment._file_system_of(7, path) for path in ("/root/x", "/work/x", "/works")] == [
+        "08:01", "fe:10", "08:01",
+    ]  # fmt: skip
+    assert environment._file_system_of(7, "/root/x") == device_of(os.makedev(8, 1))
+
+
+@AS_ROOT
+@pytest.mark.parametrize("what", ["program", "repository"])
+def test_what_a_process_runs_with_is_not_waited_for_twice(
+    made: Reader,  # noqa: F811
+    folder: Path,
+    tmp_path: Path,
+    what: str,
+) -> None:
+    """Its library and its folder are on one dead file system; a link of its repository leads to one."""
+    where = folder / "fs"
+    nccl = build(NCCL, tmp_path / "honest" / "libnccl.so.2")
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(file_system(where, nccl))
+        if what == "repository":
+            (folder / ".git").symlink_to(where)
+        works = folder if what == "repository" else where
+        files = [] if what == "repository" else [where / nccl.name]
+        hostile = stack.enter_context(mapping(files, ("env", f"--chdir={works}", *AS_NOBODY)))
+        honest = stack.enter_context(mapping([nccl], ()))
+        stack.callback(daemon.kill)  # the kernel gives up what waits for it, the process's end among it
+        daemon.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        if files:
+            with pytest.raises(Unreadable):
+                targets.find_libraries(hostile)
+        for _ in range(2):
+            with contextlib.suppress(Unreadable):
+                facts = environment.read_facts(hostile)
+        assert "git.commit" in facts["unreadable"]
+        assert made.counters["file_systems_hung"] == 1, "it is waited for once"
+        assert time.monotonic() - begun < 20
+        assert [one.path for one in targets.find_libraries(honest)] == [str(nccl)]

@@ -175,7 +175,9 @@ def _limit(root: Path, path: str, file: str) -> str | None:
 
 def _versions(pid: int) -> dict[str, str]:
     """Versions of what it maps, by the names of files and packages; of PyTorch from its own version.py."""
+    progress.memory()
     lines = _begin(pid, "maps", _MAPS_BYTES).decode(errors="replace").splitlines()
+    progress.clear()
     paths = list(dict.fromkeys(parts[5] for line in lines if len(parts := line.split(None, 5)) == 6))
     paths = [path for path in paths if path.startswith("/")]
     with contextlib.suppress(OSError):
@@ -194,7 +196,7 @@ def _versions(pid: int) -> dict[str, str]:
         return facts
     root = mapped.open_root(pid)
     try:
-        _touching(pid, torch or next(iter(packages.values()))[0])
+        progress.refuse(_file_system_of(pid, torch or next(iter(packages.values()))[0]))
         if torch is not None and (found := _TORCH_VERSION.search(_head(root, f"{torch}/version.py"))):
             facts["torch.version"] = found[1]
         for fact, (folder, pattern) in packages.items():
@@ -203,7 +205,6 @@ def _versions(pid: int) -> dict[str, str]:
                 facts[fact] = match[1]
     finally:
         os.close(root)
-        progress.clear()
     return facts
 
 
@@ -214,7 +215,7 @@ def _commit(pid: int) -> str:
     try:
         for start in folders:
             folder = start
-            _touching(pid, start)
+            progress.refuse(_file_system_of(pid, start))
             for _ in range(_FOLDERS_UP):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, mapped.Refused):
                     return _checked_out(root, f"{folder}/.git")
@@ -223,7 +224,6 @@ def _commit(pid: int) -> str:
                 folder = posixpath.dirname(folder)
     finally:
         os.close(root)
-        progress.clear()
     return ""
 
 
@@ -292,8 +292,9 @@ def _head(root: int, path: str, size: int = _FILE_BYTES) -> str:
     return mapped.open_in_root(root, path).read(size, 0).decode(errors="replace")
 
 
-def _touching(pid: int, folder: str) -> None:
-    """Notes which file system is about to be asked, as the process's table of mounts has it."""
+def _file_system_of(pid: int, folder: str) -> str:
+    """The device that a folder most likely lies on, by its path and the process's table of mounts, which say nothing of
+    links: enough to leave out one that is dead, not to call one dead. Empty: there is none."""
     found, device = -1, ""
     for line in _begin(pid, "mountinfo", 1 << 20).decode(errors="replace").splitlines():
         fields = line.split(" ", 5)
@@ -302,5 +303,5 @@ def _touching(pid: int, folder: str) -> None:
         place = fields[4].rstrip("/")
         if (folder == place or folder.startswith(f"{place}/")) and len(place) >= found:
             found, device = len(place), fields[2]
-    if device:
-        progress.file(device)
+    major, _, minor = device.partition(":")
+    return mapped.device_of(os.makedev(int(major), int(minor))) if device else ""
