@@ -1,8 +1,8 @@
 """A file system in user space with one file, by the kernel's own protocol (include/uapi/linux/fuse.h): stopped by a
 signal, it is one that does not answer any more.
 
-Arguments: where to mount it, and the file that it shows there, under the same name. Writes a line once it is mounted,
-and ends with its mount.
+Arguments: where to mount it, the file that it shows there, under the same name, and a file that holds for how many
+seconds each read waits, if there is one. Writes a line once it is mounted, and ends with its mount.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 import sys
+import time
 from pathlib import Path
 
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH = 1, 2, 3, 14, 15, 17, 18, 25
@@ -68,6 +69,8 @@ def main() -> None:
         found = answer(operation, node, request[40:], name, content)
         if found is None:
             continue
+        if operation == READ and len(sys.argv) > 3 and os.path.exists(sys.argv[3]):
+            time.sleep(float(Path(sys.argv[3]).read_text()))
         body, error = (b"", found) if isinstance(found, int) else (found, 0)
         os.write(device, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +27,10 @@ from tests.security.mapping_process import AS_NOBODY, NOBODY, mapping, mapping_o
 from tests.security.test_reader import AS_ROOT, HERE, made, running  # noqa: F401 - a fixture
 
 SOURCE = "".join(f"int {name}(void) {{ return 0; }}\n" for name in calls.symbols_of("backward_begin")[:1])
+MANY = """__asm__(".altmacro\\n.macro one n\\n.globl a_name_of_a_function_that_takes_some_room_in_its_table_\\\\n\\n"
+"a_name_of_a_function_that_takes_some_room_in_its_table_\\\\n: nop\\n.endm\\n"
+".set i, 0\\n.rept 20000\\none %i\\n.set i, i + 1\\n.endr\\n");
+"""
 NCCL = "int ncclAllReduce(void) { return 0; }\n"
 
 
@@ -37,10 +44,11 @@ def build(source: str, library: Path, *options: str) -> Path:
 
 
 @contextlib.contextmanager
-def file_system(where: Path, shown: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A file system in user space; SIGSTOP makes it one that does not answer."""
+def file_system(where: Path, shown: Path, delay: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A file system in user space; SIGSTOP makes it one that does not answer, a file ``delay`` one that is slow."""
     where.mkdir()
-    with running(sys.executable, str(HERE / "fuse_folder.py"), str(where), str(shown)) as daemon:
+    more = [] if delay is None else [str(delay)]
+    with running(sys.executable, str(HERE / "fuse_folder.py"), str(where), str(shown), *more) as daemon:
         try:
             if daemon.poll() is not None:
                 pytest.skip("no file systems in user space here (/dev/fuse)")
@@ -226,3 +234,95 @@ def test_what_a_process_runs_with_is_not_waited_for_twice(
         assert made.counters["file_systems_hung"] == 1, "it is waited for once"
         assert time.monotonic() - begun < 20
         assert [one.path for one in targets.find_libraries(honest)] == [str(nccl)]
+
+
+@AS_ROOT
+def test_a_file_system_that_answers_slowly_is_given_up(made: Reader, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Each of its answers was taken for progress: one request held the loop for minutes."""
+    delay = tmp_path / "delay"
+    library = build(NCCL + MANY, tmp_path / "libnccl.so.2")
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(file_system(folder / "fs", library, delay))
+        pid = stack.enter_context(mapping([folder / "fs" / library.name]))
+        stack.callback(daemon.kill)
+        made.ask("hello", 0).close()
+        delay.write_text("2.5")
+        begun = time.monotonic()
+        with pytest.raises(Unreadable, match="too slowly"):
+            targets.find_libraries(pid)
+        assert 10 < time.monotonic() - begun < 15
+        assert made.counters["file_systems_hung"] == 1
+        assert targets.find_libraries(pid) == [], "the others are read"
+        assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "queued_s", "after_s"),
+    [(0.0, 0.0, 10), (0.02, 0.0, 50), (0.0, 0.1, None), (0.05, 0.05, None), (0.05, 0.0, 80), (0.0, 0.05, 20)],
+)
+def test_waits_of_a_reader_are_bounded_and_waits_for_a_cpu_are_not(
+    ran_s: float, queued_s: float, after_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tenth of a second it was switched, ran and waited for a CPU so long; for the rest it waited for files."""
+    ours, its_end = socket.socketpair()
+    looks, clock = [0], [1000.0]
+
+    def now() -> float:
+        clock[0] += 0.1
+        return clock[0]
+
+    def state(pid: int) -> tuple[str, tuple[str, ...]]:
+        looks[0] += 1
+        if looks[0] == 1000:
+            its_end.send(b"answer")
+        return "S", (str(looks[0]),)
+
+    monkeypatch.setattr(reader, "_state", state)
+    monkeypatch.setattr(reader, "LOOK_S", 0.0001)
+    with ours, its_end:
+        waiting = reader._Waiting(ours, 1, 4.0)
+        monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=now))
+        waiting._begun = clock[0]
+        waiting._before = 0.0, 0.0
+        monkeypatch.setattr(waiting._clock, "read", lambda: (looks[0] * ran_s, looks[0] * queued_s))
+        if after_s is None:
+            assert waiting.take(6) == b"answer"
+        else:
+            with pytest.raises(TimeoutError, match="too slowly"):
+                waiting.take(6)
+            assert clock[0] - 1000 == pytest.approx(after_s, abs=1)
+
+
+def test_a_user_s_files_are_read_for_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of 9 s, one after the other, of one process and of many."""
+    one, clock, answered = Reader(), [1000.0], []
+
+    def slow(request: dict[str, Any], data: bytes) -> reader.Answer:
+        clock[0] += 9.0 if request["user"] == NOBODY else 0.001
+        answered.append(request["pid"])
+        return reader.Answer({}, b"", [])
+
+    for name, value in (("_nursery", True), ("_exchange", slow), ("_renew", lambda: None)):
+        monkeypatch.setattr(one, name, value)
+    monkeypatch.setattr(reader, "_owner", lambda pid: NOBODY if pid < 1000 else 1001)
+    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def ask(pid: int, op: str = "resolve") -> bool:
+        with contextlib.suppress(Unreadable):
+            one.ask(op, pid).close()
+            return True
+        return False
+
+    assert [ask(7) for _ in range(12)] == [True] * 9 + [False] * 3, "60 s and a fifth of the time"
+    assert one.counters == {"reads_over_budget": 3}
+    assert [ask(8), ask(1001)] == [True, True], "others are read"
+    assert ask(7, "close"), "what is open of it may be let go of"
+    begun = clock[0]
+    for number in range(2000):
+        ask(10 + number % 900)
+        clock[0] += 0.1
+        assert ask(1001)
+    held = sum(pid < 1000 for pid in answered[12:]) * 9.0
+    assert held < 120 + 0.5 * (clock[0] - begun), "two fifths of the time"
+    clock[0] += 60
+    assert ask(7)

@@ -4,14 +4,17 @@ What is asked of it is answered with plain data of bounded size, each part of wh
 the answer is an ``OSError``, as of a process that has ended. So whoever asks needs no other path for a reader that
 hangs, that was killed or that runs out of memory.
 
-A reader has CPU time for a request (``wire.CPU_S``), not time on the clock: a busy node is no failure. One
-that neither runs nor waits for a CPU, and has not for ``HUNG_S``, is given up: it is ended, without a wait for its end;
-another one begins. What it hung on it has written into a page that both see. If that is a file, nothing of its file
-system is opened for a while for processes of that user: others may read from it, and their experience is their own. If
-Argus itself lives on that file system, it is alive, and the process did something to its file: only for that process
-nothing of it is opened. The same holds for a path that the process chose, which may lead anywhere. If it is memory, the
-memory of that process is not read any more; the rest of what can be read of the process goes on. Who brings a reader
-down in another way, twice, is not read any more at all.
+A reader has CPU time for a request (``wire.CPU_S``), not time on the clock: a busy node is no failure. One that neither
+runs nor waits for a CPU, and has not for ``HUNG_S``, or in all for ``SLOW_S``, is given up: it is ended, without a wait
+for its end; another one begins. What it hung on it has written into a page that both see. If that is a file, nothing of
+its file system is opened for a while for processes of that user: others may read from it, and their experience is their
+own. If Argus itself lives on that file system, it is alive, and the process did something to its file: only for that
+process nothing of it is opened. The same holds for a path that the process chose, which may lead anywhere. If it is
+memory, the memory of that process is not read any more; the rest of what can be read of the process goes on. Who brings
+a reader down in another way, twice, is not read any more at all.
+
+While a reader reads, the loop of a trace waits. So processes, and users, have a share of its time (``PROCESS_SHARE``,
+``USER_SHARE``): beyond it they are refused until they have some again.
 
 Readers are forks of a process that has imported everything and read nothing (``process``), which begins before a
 trace gives up its rights. Imports no numpy.
@@ -32,7 +35,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +55,16 @@ LOOK_S = 0.1
 HELD_S, MOST_HELD = 1.0, 3
 """Who looks so late was held up itself (a stopped container, Ctrl-Z), and its readers most likely with it: that time is
 not theirs, so many times while one answer is waited for."""
+SLOW_S, SLOW_PER_CPU, SLOWEST_S = 10.0, 10.0, 40.0
+"""A reader may wait for so long in all during a request, and for so much more as it uses CPU time, up to the third: on
+a cold disk each of a thousand files takes 10 ms. A file system that answers each read after some seconds hangs."""
+PROCESS_S, PROCESS_SHARE = 60.0, 0.2
+"""For so long a process is read at first, and this share of the time after that: CPU time and waits for its files. A
+process with a PyTorch of its own takes some 10 s at first, then a few ms a stack."""
+USER_S, USER_SHARE = 120.0, 0.4
+"""The same for all processes of a user."""
+MOST_CHARGED_S = 30.0
+"""Of one request. Time in which Argus itself was stopped is in it."""
 LONGEST_S = 600.0
 """Longest wait for an answer of a reader that does something: its CPU time ends before, unless a node is very busy."""
 RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
@@ -66,6 +79,10 @@ PATIENT, IMPATIENT_S = 8, 0.5
 long: who starts a thousand such processes must not hold up the trace for an hour."""
 MOST_HUNG = 16
 """Readers that may be left hanging: a process in the kernel's hands cannot be ended. Beyond it, nothing is read."""
+_LETS_GO = ("close", "forget")
+"""Requests that only let go of something."""
+_MOST_BUDGETS = 16_384
+"""Processes, or users, of which is remembered what they have left."""
 _DEVICE = re.compile(r"[0-9a-f]+:[0-9a-f]+")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 PROGRAM_BYTES = 64
@@ -109,7 +126,7 @@ class Reader:
         memory_bytes: Memory of a reader, beyond what it takes to start.
 
     Attributes:
-        counters: "reader_restarts", "file_systems_hung", "memory_hung", "processes_unreadable".
+        counters: "reader_restarts", "file_systems_hung", "memory_hung", "processes_unreadable", "reads_over_budget".
         generation: Changes with each reader: what an earlier one knew, this one does not.
     """
 
@@ -141,6 +158,8 @@ class Reader:
         self._waits_s: dict[str, float] = {}
         self._hung: set[str] = set()
         self._own: set[str] = set()
+        self._of_processes = _Budget(PROCESS_S, PROCESS_SHARE)
+        self._of_users = _Budget(USER_S, USER_SHARE)
 
     # ---- processes
 
@@ -173,6 +192,7 @@ class Reader:
         self._dead.clear()
         self._waits_s.clear()
         self._hung.clear()
+        self._of_processes, self._of_users = _Budget(PROCESS_S, PROCESS_SHARE), _Budget(USER_S, USER_SHARE)
         self._own = _own_file_systems()
         self._start()
 
@@ -351,14 +371,21 @@ class Reader:
             raise Unreadable("there is no reader")
         if self._strikes[pid] >= STRIKES:
             raise Unreadable(f"process {pid} is not read any more")
+        user = _owner(pid)
+        lets_go = op in _LETS_GO or more.get("pointers", ()) is None
+        if not lets_go and not self._has_time(pid, user):
+            self.counters["reads_over_budget"] += 1
+            raise Unreadable(f"{op} of process {pid}: to read it, or others of its user, took too long")
         self._revive()
         self._renew()
-        user = _owner(pid)
+        spent = _Spent(self._pid)
         try:
             answer = self._exchange({"op": op, "pid": pid, "user": user, **more}, data)
         except (Malformed, wire.Closed, OSError) as failure:
             self._blame(pid, user, failure)
             raise Unreadable(f"{op} of process {pid}: {failure}") from failure
+        finally:
+            self._charge(pid, user, spent.seconds())
         fields = answer.what
         self._note(fields)
         if "failed" in fields:
@@ -370,6 +397,15 @@ class Reader:
             number, text = fields["error"]
             raise OSError(int(number), str(text)[:200])
         return answer
+
+    def _has_time(self, pid: int, user: int) -> bool:
+        return pid <= 0 or (self._of_processes.left(pid) > 0 and (user < 0 or self._of_users.left(user) > 0))
+
+    def _charge(self, pid: int, user: int, seconds: float) -> None:
+        seconds = min(seconds, MOST_CHARGED_S)
+        self._of_processes.spend(pid, seconds)
+        if user >= 0:
+            self._of_users.spend(user, seconds)
 
     def distrust(self) -> None:
         """The last answer made no sense: its reader is ended."""
@@ -392,6 +428,7 @@ class Reader:
         """A process has ended: its number may be another's."""
         self._strikes.pop(pid, None)
         self._hangs.pop(pid, None)
+        self._of_processes.forget(pid)
         for what in [what for what in self._waits_s if what.endswith(progress.of_process("", pid))]:
             self._dead.pop(what, None)
             del self._waits_s[what]
@@ -470,6 +507,86 @@ class Reader:
                 self.on_slow(str(answer.what["slow"])[:4096])
 
 
+class _Budget:
+    """Seconds of each process, or user.
+
+    Args:
+        burst_s: What each has at first, and at most.
+        share: What each gets back a second.
+    """
+
+    def __init__(self, burst_s: float, share: float) -> None:
+        self._burst_s, self._share = burst_s, share
+        self._left: OrderedDict[int, tuple[float, float]] = OrderedDict()
+
+    def left(self, key: int) -> float:
+        """Seconds that are left; negative: the last request took more."""
+        left, since = self._left.get(key, (self._burst_s, 0.0))
+        return min(left + (time.monotonic() - since) * self._share, self._burst_s)
+
+    def spend(self, key: int, seconds: float) -> None:
+        self._left[key] = self.left(key) - seconds, time.monotonic()
+        self._left.move_to_end(key)
+        while len(self._left) > _MOST_BUDGETS:
+            self._left.popitem(last=False)
+
+    def forget(self, key: int) -> None:
+        self._left.pop(key, None)
+
+
+class _Clock:
+    """How a process or thread was scheduled: its schedstat, which stays open."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        self._last = 0.0, 0.0
+        with contextlib.suppress(OSError):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def read(self) -> tuple[float, float]:
+        """Seconds that it ran, and that it waited for a CPU: the last ones if it has ended, zeros where the kernel does
+        not count them."""
+        with contextlib.suppress(OSError, ValueError):
+            ran_ns, queued_ns, *_ = os.pread(self._fd, 64, 0).split()
+            self._last = int(ran_ns) / 1e9, int(queued_ns) / 1e9
+        return self._last
+
+
+class _Clocks(threading.local):
+    """Those that a thread reads."""
+
+    def __init__(self) -> None:
+        self.own = _Clock("/proc/thread-self/schedstat")
+        self._reader = 0, self.own
+
+    def of_reader(self, pid: int) -> _Clock:
+        if self._reader[0] != pid:
+            self._reader = pid, _Clock(f"/proc/{pid}/schedstat")
+        return self._reader[1]
+
+
+_clocks = _Clocks()
+
+
+class _Spent:
+    """Time of a request, without that in which the reader or this thread waited for a CPU."""
+
+    def __init__(self, pid: int) -> None:
+        self._clocks = _clocks.own, _clocks.of_reader(pid)
+        self._queued_s = self._read()
+        self._begun = time.monotonic()
+
+    def _read(self) -> float:
+        return sum(clock.read()[1] for clock in self._clocks)
+
+    def seconds(self) -> float:
+        return max(time.monotonic() - self._begun - (self._read() - self._queued_s), 0.0)
+
+
 class _Waiting:
     """Sends and receives without waiting for a reader that hangs."""
 
@@ -477,6 +594,9 @@ class _Waiting:
         self._sock, self._pid, self._hung_s = sock, pid, hung_s
         self._seen: tuple[str, ...] = ()
         self._held = 0
+        self._clock = _clocks.of_reader(pid)
+        self._before = self._clock.read()
+        self._runnable_s = 0.0
         self._since = self._begun = time.monotonic()
 
     def _ready(self, event: int) -> None:
@@ -489,12 +609,23 @@ class _Waiting:
                 self._held += 1
                 self._since += now - looked
                 self._begun += now - looked
-            looked = now
             state, spent = _state(self._pid)
+            if state == "R":
+                self._runnable_s += now - looked
             if spent != self._seen or state == "R":
                 self._seen, self._since = spent, now
+            looked = now
             if now - self._since > self._hung_s or now - self._begun > LONGEST_S:
                 raise TimeoutError("it does not answer")
+            if state != "R" and self._is_slow(now):
+                raise TimeoutError("it answers too slowly")
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether the reader has waited for too long in all. Waits for a CPU do not count."""
+        ran_s, queued_s = (after - before for after, before in zip(self._clock.read(), self._before, strict=True))
+        waited_s = now - self._begun - max(ran_s + queued_s, self._runnable_s)
+        # Whose files are waited for less is waited for less here, too.
+        return waited_s > min(SLOW_S + SLOW_PER_CPU * ran_s, SLOWEST_S) * self._hung_s / HUNG_S
 
     def send(self, message: bytes) -> None:
         while message:
