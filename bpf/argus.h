@@ -32,9 +32,10 @@ typedef int64_t s64;
 #define ARGUS_HAS_EXIT(c) (((c) >> 17) & 1)
 #define ARGUS_SCALE(c) (((c) >> 18) & 3)      /* log2 of the bytes of an element */
 #define ARGUS_ARG(c, i) (((c) >> (20 + 4 * (i))) & 15)
-#define ARGUS_OFFSET(c) (((c) >> 48) & 0xfff) /* of the extent inside a struct argument; a GEMM's number of the batch's size */
+#define ARGUS_OFFSET(c) (((c) >> 52) & 0xff)  /* of the extent inside a struct argument; a GEMM's number of the batch's size */
 #define ARGUS_DIMS(c) (((c) >> 60) & 3)
-#define ARGUS_FILE(c) (((c) >> 44) & 15)      /* slot of "text_bytes" that holds the size of the file's code */
+#define ARGUS_FILE(c) (((c) >> 44) & 0xff)    /* the file's slot: where maps hold what is known of it */
+#define ARGUS_FILES 256                       /* slots; files for which there is none share the last one */
 #define ARGUS_IS_MODULE(c) (((c) >> 62) & 1)  /* loads code: reported even inside another call */
 #define ARGUS_IS_MOVED(c) ((c) >> 63)         /* the probe is behind a push or the like: map "below" has how far */
 

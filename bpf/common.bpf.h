@@ -25,14 +25,14 @@ struct pending {
 /* Thread and family of calls -> the call it is in. */
 BPF_HASH(inflight, u64, struct pending, 65536);
 /* Size of the code of each probed file, by the slot in the cookie. */
-BPF_ARRAY(text_bytes, u64, 16);
+BPF_ARRAY(text_bytes, u64, ARGUS_FILES);
 /* How far the code that may call a function from inside its own family reaches before (low half) and behind it, bytes, by
  * the cookie's slot and call. */
-BPF_ARRAY(family_reach, u64, 16 * 256);
+BPF_ARRAY(family_reach, u64, ARGUS_FILES * 256);
 /* By the cookie's slot and call: bytes that the stack pointer is below the entry's where an entry probe is, since it stands
  * on a later instruction (argus/capture/process/instructions.py). */
-BPF_ARRAY(below, u64, 16 * 256);
-BPF_ARRAY(torch_layouts, struct argus_torch, 16);
+BPF_ARRAY(below, u64, ARGUS_FILES * 256);
+BPF_ARRAY(torch_layouts, struct argus_torch, ARGUS_FILES);
 BPF_HASH(group_depth, u32, u32, 16384);
 /* Processes being traced, by thread group. */
 BPF_HASH(targets, u32, struct argus_target, 16384);

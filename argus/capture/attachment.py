@@ -53,6 +53,9 @@ class Attachment:
         entry_prices: What a call costs then.
         places: File offsets of entries that are probed throughout.
         answers: Whether the last probes on the file came in time.
+        has_slot: Whether maps hold what is known of the file (``Placement``), until its probes are gone.
+        lacks_slot: They had no room for it: PyTorch's collectives and attention are not probed there, and its other
+            probes may cost more.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -71,6 +74,8 @@ class Attachment:
     entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
     entry_prices: dict[int, int] = field(default_factory=dict)
     answers: bool = True
+    has_slot: bool = False
+    lacks_slot: bool = False
 
     @property
     def probes(self) -> int:

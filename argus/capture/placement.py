@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
-import sys
+import threading
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from argus.capture.attachment import Attachment, subject_of
 from argus.capture.kernel.programs import Module
 from argus.capture.prices import Prices
 from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code
+from argus.capture.process.pytorch import Layout
 from argus.capture.process.targets import FileKey, Library
 from argus.model import calls
 
@@ -19,7 +21,25 @@ DEAR_EXIT = 3.0
 what the entry costs alone: it is single-stepped for its exit's sake."""
 LAST_METHOD_BYTES = 16 << 10
 """No method of ProcessGroupGloo is longer: the longest, allgather, has 6.6 KiB in PyTorch 2.13."""
-_FILE_SLOTS = 16
+FILE_SLOTS = calls.FILE_SLOTS
+"""The last one is shared by all files for which there is none of their own: of their code nothing is known there."""
+_ANY_FILE_BYTES = 1 << 32
+"""Size of a file in the shared slot: a call from inside another one is then distinguished by its stack alone."""
+
+
+@dataclass
+class _Slot:
+    """What one file has for itself in the maps.
+
+    Attributes:
+        number: In the cookies of its probes.
+        owner: User and container of the process for which it was taken.
+        users: Attachments that have it.
+    """
+
+    number: int
+    owner: tuple[int, str]
+    users: int = 0
 
 
 class _Entry(NamedTuple):
@@ -43,11 +63,22 @@ class Placement:
         self._module = module
         self._prices = prices
         self._launch_durations = launch_durations
-        self._file_slots: dict[FileKey, int] = {}
+        self._file_slots: dict[tuple[FileKey, Layout | None], _Slot] = {}
+        """By the file, and by the version of PyTorch that its process shows beside it."""
+        self._lock = threading.Lock()
+        self._module["text_bytes"].set(FILE_SLOTS - 1, _ANY_FILE_BYTES)
 
-    def release(self, key: FileKey) -> None:
-        """The slot of a file on which there are no probes any more is another's."""
-        self._file_slots.pop(key, None)
+    def release(self, *attachments: Attachment) -> None:
+        """The slots of files on which there are no probes any more are others'."""
+        with self._lock:
+            for attachment in attachments:
+                if not attachment.has_slot:
+                    continue
+                attachment.has_slot = False
+                key = attachment.library.key, attachment.library.layout
+                self._file_slots[key].users -= 1
+                if not self._file_slots[key].users:
+                    del self._file_slots[key]
 
     def choose(
         self,
@@ -56,20 +87,26 @@ class Placement:
         code: Code,
         without: Collection[str],
         timed: bool,
+        owner: tuple[int, str],
     ) -> None:
-        """Where probes go, and what each costs."""
+        """Where probes go, and what each costs. ``release`` the attachment when it has no probes any more.
+
+        Args:
+            owner: User and container of the process whose file it is.
+        """
         library = attachment.library
         taken: set[int] = set()
-        slot = self._file_slot(library)
-        self._set_family(library, slot)
+        slot = self._file_slot(attachment, owner)
         for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
             call = calls.BY_SYMBOL[symbol]
             if call.kind in without:
                 continue
             if offset in taken:
                 continue  # another name of a function that has its probe
-            if call.shape is calls.Shape.ATTENTION and library.layout is None:
+            if call.shape is calls.Shape.ATTENTION and (library.layout is None or not attachment.has_slot):
                 continue  # it is not known where its tensors have their sizes
+            if call.program == "torch" and not attachment.has_slot:
+                continue  # it is not known which of its calls come from others
             taken.add(offset)
             with_exit = calls.probes_exit(call, self._launch_durations)
             alone = self._choose_entry(code, call, offset, slot, library)
@@ -104,7 +141,7 @@ class Placement:
         if price <= self._prices.cheap:
             return _Entry(offset, call.cookie(with_exit, slot), price)
         others = {other for other in library.offsets.values() if other != offset}
-        shared = slot == _FILE_SLOTS - 1  # by several files, maybe
+        shared = slot == FILE_SLOTS - 1  # by several files, maybe
         needed = call.reads & set(range(REGISTER_ARGUMENTS))
         fit = [
             place
@@ -118,22 +155,38 @@ class Placement:
             self._module["below"].set(slot << 8 | call.id, 8 * best.below)
         return _Entry(best.offset, call.cookie(with_exit, slot, bool(best.below)), self._prices.of(best.code))
 
-    def _file_slot(self, library: Library) -> int:
-        """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
-        table = self._module["text_bytes"]
-        slot = self._file_slots.get(library.key, -1)
-        if slot < 0:
-            used = set(self._file_slots.values())
-            slot = next((place for place in range(_FILE_SLOTS - 1) if place not in used), _FILE_SLOTS - 1)
-            self._file_slots[library.key] = slot
-            if slot < _FILE_SLOTS - 1:
-                table.set(slot, 0)  # what it was for before is no more
-        table.set(slot, max(library.text_bytes, int.from_bytes(table.get(slot) or b"", sys.byteorder)))
+    def _file_slot(self, attachment: Attachment, owner: tuple[int, str]) -> int:
+        """The cookie's slot for a file. An owner may take as many as are left then, and a user with several containers
+        twice as many: so nobody's files take the slots of all. Files for which there is none share the last one, where
+        nothing is known of any of them."""
+        library = attachment.library
+        with self._lock:
+            slot = self._file_slots.get((library.key, library.layout))
+            if slot is None:
+                others = self._file_slots.values()
+                left = FILE_SLOTS - 1 - len(others)
+                of_owner = sum(other.owner == owner for other in others)
+                of_user = sum(other.owner[0] == owner[0] for other in others)
+                if of_owner >= left or of_user >= 2 * left:
+                    attachment.lacks_slot = True
+                    return FILE_SLOTS - 1
+                used = {other.number for other in others}
+                slot = _Slot(next(number for number in range(FILE_SLOTS) if number not in used), owner)
+                self._set_file(library, slot.number)
+                self._file_slots[library.key, library.layout] = slot
+            slot.users += 1
+            attachment.has_slot = True
+            return slot.number
+
+    def _set_file(self, library: Library, slot: int) -> None:
+        """Notes what is known of a file, in the place of what was known of another."""
+        self._module["text_bytes"].set(slot, library.text_bytes)
+        layout = bytes(12)
         if library.layout is not None:
             counter = library.layout.group.counter if library.layout.group is not None else 0
             layout = struct.pack("<III", library.layout.numel, counter, library.layout.sizes)
-            self._module["torch_layouts"].set(slot, layout)
-        return slot
+        self._module["torch_layouts"].set(slot, layout)
+        self._set_family(library, slot)
 
     def _set_family(self, library: Library, slot: int) -> None:
         """Notes where the methods of PyTorch's process group lie, so that calls among them are known."""

@@ -14,7 +14,6 @@ import errno
 import os
 import platform
 import resource
-import struct
 import sys
 import threading
 import time
@@ -44,6 +43,7 @@ from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
 from argus.capture.process.instructions import Code, has_probes
 from argus.capture.process.targets import Library
+from argus.capture.under_way import in_progress
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.records import Counter
@@ -69,9 +69,6 @@ MINIMUM_KERNEL = (5, 15)
 """First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
 
 # enum bpf_cmd, enum bpf_attach_type, and flags of include/uapi/linux/bpf.h and perf_event.h.
-# Where the record begins in "struct pending" and "struct control_pending" of bpf/.
-_PENDING_AT = 32
-_CONTROL_AT = 24
 _SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
 _COMPARED = 16
 """Probed functions that are looked at to see whether two files are one."""
@@ -346,6 +343,7 @@ class Probes:
             pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
             close_in_time([both for both in pulses if both[0]])
             self._close(*own)
+            self._placement.release(*own)
 
     def _target(self, pid: int) -> NDArray[np.void] | None:
         value = self._module["targets"].get(pid)
@@ -363,7 +361,13 @@ class Probes:
     # --- probes
 
     def attach(
-        self, library: Library, pid: int | None, without: Collection[str] = (), *, timed: bool = True
+        self,
+        library: Library,
+        pid: int | None,
+        without: Collection[str] = (),
+        *,
+        timed: bool = True,
+        owner: tuple[int, str] = (-1, ""),
     ) -> Attachment:
         """Puts a probe on every function of a file that Argus knows.
 
@@ -373,13 +377,18 @@ class Probes:
             without: Kinds of calls that are left out.
             timed: Whether anybody needs the ends of NCCL's collectives whatever they cost, as GPU times do: kernels
                 are those of the call within which they were launched. Else dear ones are left out (``DEAR_EXIT``).
+            owner: User and container of a process that maps the file: of the slots for files no owner takes all.
 
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
         """
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
-        self._placement.choose(attachment, by_program, Code(library.file), without, timed)
+        try:
+            self._placement.choose(attachment, by_program, Code(library.file), without, timed, owner)
+        except BaseException:
+            self._placement.release(attachment)
+            raise
         attachment.places = [
             offset for name, points in by_program.items() if name.endswith("_enter") for offset, _ in points
         ]
@@ -391,6 +400,7 @@ class Probes:
                 self._attach_optional(attachment, subject, in_time=False)
         except OSError as reason:
             self._close(attachment)
+            self._placement.release(attachment)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
         for call, price in attachment.prices.items():
@@ -452,15 +462,14 @@ class Probes:
         self._close(*chosen)
         for attachment in chosen:
             self.attachments.remove(attachment)
+        self._placement.release(*chosen)
 
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more. Nobody waits for that: it is done on a
         thread."""
         for attachment in attachments:
             self.attachments.remove(attachment)
-            key = attachment.library.key
-            if not any(each.library.key == key for each in self.attachments):
-                self._placement.release(key)
+        self._placement.release(*attachments)
         self._closing = [thread for thread in self._closing if thread.is_alive()]
         self._closing.append(threading.Thread(target=close_links, args=(self._links_of(*attachments),)))
         self._closing[-1].start()
@@ -610,25 +619,7 @@ class Probes:
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""
-        launches: list[bytes] = []
-        collectives: list[bytes] = []
-        _, values = self._module["control_inflight"].read()
-        control = [value[_CONTROL_AT:].tobytes() for value in values]
-        for key, value in zip(*self._module["inflight"].read(), strict=True):
-            raw = value.tobytes()
-            cookie = struct.unpack_from("<Q", raw, _PENDING_AT - 8)[0]
-            if cookie >> calls.EXIT_BIT & 1:
-                is_collective = int(key[0]) & 3 == 1
-                kind, into = (records.COLLECTIVE, collectives) if is_collective else (records.LAUNCH, launches)
-                into.append(raw[_PENDING_AT : _PENDING_AT + kind.itemsize])
-        result = (
-            np.frombuffer(b"".join(launches), records.LAUNCH).copy(),
-            np.frombuffer(b"".join(collectives), records.COLLECTIVE).copy(),
-            np.frombuffer(b"".join(control), records.CONTROL).copy(),
-        )
-        for array in result:
-            array["flags"] |= records.FLAG_UNFINISHED
-        return result
+        return in_progress(self._module)
 
     def end_windows(self) -> None:
         """Takes away what is probed in windows, and the pulse."""

@@ -50,6 +50,7 @@ class Member:
         probes: Probes on the libraries it maps.
         refused: Records that its budgets had no room for (``Probes.spent``).
         over_share: Samples and switches of threads beyond its share.
+        without_slot: Files that it maps and for which there was no slot (``Attachment.lacks_slot``).
         ignored: Why nothing of its calls is recorded any more; empty: they are.
     """
 
@@ -65,6 +66,7 @@ class Member:
     probes: int = 0
     refused: int = 0
     over_share: int = 0
+    without_slot: int = 0
     ignored: str = ""
 
     @property

@@ -128,7 +128,7 @@ class ProbedFiles:
             if not target.alive():
                 continue  # its file can still be probed, and nobody would call it
             try:
-                self._probe(library, pid, without, timed)
+                self._probe(library, pid, without, timed, target.identity.owner)
                 return
             except ArgusError as failure:
                 if not target.alive():
@@ -143,14 +143,17 @@ class ProbedFiles:
             which = ", ".join(map(str, ended))
             raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
 
-    def _probe(self, library: Library, pid: int | None, without: tuple[str, ...], timed: bool) -> None:
+    def _probe(
+        self, library: Library, pid: int | None, without: tuple[str, ...], timed: bool, owner: tuple[int, str]
+    ) -> None:
         """Probes a file, in a thread of its own: the kernel reads the file's pages, which may never come.
 
         Raises:
             ArgusError: The kernel refuses, or the file does not answer.
         """
         attaching = Aside(
-            lambda: self._session.probes.attach(library, pid, without=without, timed=timed), "argus-attach"
+            lambda: self._session.probes.attach(library, pid, without=without, timed=timed, owner=owner),
+            "argus-attach",
         )
         if attaching.wait(ATTACH_S):
             self.attached.append(attaching.result())

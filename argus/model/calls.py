@@ -18,6 +18,8 @@ ABSENT = 15
 """Argument number of an argument that a function does not have."""
 EXIT_BIT = 17
 """Of a cookie: whether the call's exit is probed too."""
+FILE_SLOTS = 256
+"""``ARGUS_FILES`` of bpf/argus.h: slots of a cookie for what is known of a file."""
 
 ENTRY_ONLY_NEEDS_RETURN_ADDRESS = platform.machine() in ("x86_64", "AMD64")
 """Whether a call can be seen to be over without probing its exit: its return address lies on the stack (x86_64)."""
@@ -160,7 +162,7 @@ class Call:
 
         Args:
             with_exit: Whether the exit is probed too.
-            file_slot: Where maps hold what is known of the file, 0 to 15.
+            file_slot: Where maps hold what is known of the file, less than ``FILE_SLOTS``.
             moved: Whether the stack pointer is below the entry's where the probe is (map ``below``).
         """
         word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << EXIT_BIT | self.scale << 18
@@ -168,7 +170,7 @@ class Call:
         for place, number in enumerate(numbers):
             word |= number << (20 + 4 * place)
         word |= file_slot << 44 | int(self.kind == "module") << 62 | int(moved) << 63
-        return word | self.offset << 48 | self.dims << 60
+        return word | self.offset << 52 | self.dims << 60
 
 
 @dataclass(frozen=True)

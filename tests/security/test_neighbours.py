@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,11 +17,14 @@ from typing import Any
 
 import pytest
 
-from argus.capture import attachment, sampler
+from argus.capture import attachment, placement, sampler
 from argus.capture import probes as bpf
+from argus.capture.placement import Placement
 from argus.capture.probes import Probes
+from argus.capture.process.mapped import Allowance
 from argus.capture.process.names import KernelNames
-from argus.capture.process.targets import Identity, Target, container_of
+from argus.capture.process.pytorch import LAYOUTS
+from argus.capture.process.targets import Identity, Target, container_of, find_libraries
 from argus.capture.sampler import StackProbes
 from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
 from argus.live.options import Options
@@ -282,6 +286,99 @@ def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPat
             probes.close()
 
 
+MAPPER = "import mmap, os, sys\nkept = []\nfor path in sys.argv[1:]:\n    file = os.open(path, os.O_RDONLY)\n"
+MAPPER += "    kept.append(mmap.mmap(file, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC))\n"
+MAPPER += "print(flush=True)\ninput()\n"
+
+
+@pytest.mark.kernel
+def test_no_owner_takes_the_slots_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And files without one change nothing for others, nor for each other."""
+    from run import BUILD
+
+    monkeypatch.setattr(placement, "FILE_SLOTS", 16)
+
+    def torch(name: str, version: str) -> str:
+        folder = tmp_path / name / "torch"
+        (folder / "lib").mkdir(parents=True)
+        (folder / "version.py").write_text(f"__version__ = '{version}'\n")
+        return str(shutil.copy(BUILD / "torch/lib/libtorch_cpu.so", folder / "lib"))
+
+    many = [str(shutil.copy(BUILD / "libnccl.so.2", tmp_path / f"libnccl{n}.so")) for n in range(16)]
+    evil = [torch(f"evil{n}", f"2.{n}.1") for n in range(2)]
+    honest = torch("honest", "2.8.0")
+    with contextlib.ExitStack() as stack:
+        probes = Probes(launch_ring_bytes=1 << 20)
+        stack.callback(probes.close)
+
+        def attached(owner: tuple[int, str], *files: str) -> list[attachment.Attachment]:
+            mapper = stack.enter_context(running("/usr/bin/python3", "-c", MAPPER, *files))
+            assert mapper.stdout is not None
+            mapper.stdout.readline()
+            found = {each.path: each for each in find_libraries(mapper.pid, Allowance(100, 1))}
+            return [probes.attach(found[path], mapper.pid, owner=owner) for path in files]
+
+        def layout(of: attachment.Attachment) -> bytes | None:
+            (cookie,) = {cookie >> 44 & 0xFF for _, cookie in of.entry_points.values()}
+            return probes._module["torch_layouts"].get(cookie)
+
+        before = attached((NOBODY, ""), *many)
+        (ours,) = attached((0, ""), honest)
+        after = attached((NOBODY, ""), *evil)
+        known = LAYOUTS["x86_64", 2, 8]
+        assert not ours.lacks_slot
+        assert layout(ours) == b"".join(n.to_bytes(4, sys.byteorder) for n in (known.numel, 0, known.sizes))
+        assert [each.lacks_slot for each in before] == [False] * 8 + [True] * 8
+        assert [(each.lacks_slot, layout(each)) for each in after] == [(True, bytes(12))] * 2
+        # What needs a layout is not probed without.
+        assert {symbol for symbol in ours.functions if "attention" in symbol}
+        assert not {symbol for each in after for symbol in each.functions if "attention" in symbol}
+        # Files that go make room, and leave nothing of themselves.
+        probes.detach(before)
+        (next_one,) = attached((NOBODY, ""), torch("later", "1.0"))
+        assert not next_one.lacks_slot
+        assert layout(next_one) == bytes(12)
+
+
+def a_placement() -> Placement:
+    class Maps:
+        def __getitem__(self, name: str) -> Any:
+            return SimpleNamespace(set=lambda key, value: None)
+
+    nothing: Any = None
+    return Placement(Maps(), nothing, launch_durations=False)  # type: ignore[arg-type]
+
+
+def slots(placed: Placement, owner: tuple[int, str], files: int) -> list[attachment.Attachment]:
+    """New files of an owner."""
+    of: list[attachment.Attachment] = []
+    for n in range(files):
+        library: Any = SimpleNamespace(key=(owner, n, object()), layout=None, text_bytes=n, offsets={})
+        of.append(attachment.Attachment(library, None))
+        placed._file_slot(of[-1], owner)
+    return of
+
+
+def test_a_user_with_many_containers_leaves_slots_to_others() -> None:
+    """Any user can make namespaces, and each is a container."""
+    placed = a_placement()
+    taken = [each for n in range(64) for each in slots(placed, (NOBODY, f"pid:[{n}]"), 64)]
+    assert sum(not each.lacks_slot for each in taken) == 170
+    assert sum(not each.lacks_slot for each in slots(placed, (1000, ""), 24)) == 24
+
+
+def test_a_file_keeps_its_slot_as_long_as_one_process_has_probes_on_it() -> None:
+    placed = a_placement()
+    library: Any = SimpleNamespace(key="file", layout=None, text_bytes=1, offsets={})
+    two = [attachment.Attachment(library, pid) for pid in (1, 2)]
+    assert {placed._file_slot(each, (0, "")) for each in two} == {0}
+    placed.release(two[0])
+    placed.release(two[0])
+    assert len(placed._file_slots) == 1
+    placed.release(two[1])
+    assert not placed._file_slots
+
+
 def test_probes_of_an_ignored_process_alone_are_taken_away(tmp_path: Path) -> None:
     """Those of files that others map, too, stay: they are the others'."""
     probes = Probes.__new__(Probes)
@@ -297,6 +394,7 @@ def test_probes_of_an_ignored_process_alone_are_taken_away(tmp_path: Path) -> No
     pulse = links(1)
     probes.attachments = [own, shared, other]
     probes._pulse_links = {id(own): pulse}
+    probes._placement = a_placement()
     gone = [*own.entry_links, *own.optional_links["launches"][0], *own.optional_links["launches"][1], *pulse]
     stay = [*shared.entry_links, *other.entry_links]
     probes.ignore(7)

@@ -13,8 +13,8 @@ import pytest
 from argus.model import calls
 
 DIGESTS = {
-    "x86_64": (224, "e75447f3215734fbdd4cde0d1b153549ccb97582a59e8f7ea331585bead49d03"),
-    "aarch64": (198, "aa00e803d1da7319955eafec312f702eb39dfc914730e657b253a4dc4d67de22"),
+    "x86_64": (224, "dd0eec493c980a49c53c125a8b92fe2b515acb22d5fb46597d45a0a08546a9e6"),
+    "aarch64": (198, "74f9727e23965c29f3b58015fa78c8d58840a1a6543cf1cc54d83990d9ff6ab7"),
 }
 """Of ``lines_of``. Whoever adds a function at the end of its table shifts those behind it, and writes new ones here."""
 

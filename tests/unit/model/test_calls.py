@@ -21,9 +21,10 @@ def test_no_return_probe_where_an_exception_may_leave() -> None:
 def test_every_call_fits_its_cookie() -> None:
     assert len(calls.CALLS) <= 256
     for call in calls.CALLS:
-        word = call.cookie(call.exit, 15)
+        word = call.cookie(call.exit, calls.FILE_SLOTS - 1)
         assert word < 1 << 63
-        assert (word & 0xFF, word >> 8 & 0x3F, word >> 14 & 7, word >> 44 & 15) == (call.id, call.shape, call.layer, 15)
+        assert (word & 0xFF, word >> 8 & 0x3F, word >> 14 & 7) == (call.id, call.shape, call.layer)
+        assert word >> 44 & 0xFF == calls.FILE_SLOTS - 1
 
 
 REGISTERS = 6

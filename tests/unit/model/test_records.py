@@ -117,7 +117,7 @@ def test_a_row_of_counts_is_the_map_s_key_and_value(compiled: dict[str, dict[str
 def test_a_cookie_unpacks_to_what_was_packed() -> None:
     for call in calls.CALLS:
         for with_exit in (False, True):
-            cookie = call.cookie(with_exit, 11)
+            cookie = call.cookie(with_exit, 0xB5)
             assert cookie < 1 << 64
             assert cookie & 0xFF == call.id
             assert cookie >> 8 & 0x3F == call.shape
@@ -126,9 +126,9 @@ def test_a_cookie_unpacks_to_what_was_packed() -> None:
             assert cookie >> 18 & 3 == call.scale
             numbers = [cookie >> (20 + 4 * place) & 15 for place in range(6)]
             assert numbers == list(call.args) + [calls.ABSENT] * (6 - len(call.args))
-            assert cookie >> 44 & 15 == 11
+            assert cookie >> 44 & 0xFF == 0xB5
             assert cookie >> 62 & 1 == (call.kind == "module")
-            assert cookie >> 48 & 0xFFF == call.offset
+            assert cookie >> 52 & 0xFF == call.offset
             assert cookie >> 60 & 3 == call.dims
 
 
