@@ -210,6 +210,16 @@ enum argus_ring {
 	ARGUS_R_COUNT
 };
 
+/* What is kept of a process in maps that all processes share. */
+enum argus_held {
+	ARGUS_H_CALLS,     /* CUDA and NCCL calls until they return: "inflight" */
+	ARGUS_H_CONTROL,   /* calls about communicators and names: "control_inflight" */
+	ARGUS_H_MATH,      /* products and attentions: "math_inflight" */
+	ARGUS_H_GROUPS,    /* threads in groups of NCCL: "group_depth" */
+	ARGUS_H_SEQUENCES, /* communicators: "sequences" */
+	ARGUS_H_COUNT
+};
+
 /* A traced process: map "targets", by its number. Each process has a token bucket for each ring, kept as the time at which
  * the records that it has written are paid off. */
 struct argus_target {
@@ -217,6 +227,10 @@ struct argus_target {
 	u64 refused;      /* records that were not written, since they were above its budget */
 	u64 hits;         /* of probes, but those of names and communicators, which come in bursts; calls inside other calls included */
 	u64 ignored;      /* 1: nothing of it is recorded any more; user space sets it */
+	u64 pending_refused; /* calls that were not remembered until their exit, since it had its share of room for them */
+	u64 seq_refused;  /* the same for numbers of collectives */
+	s32 held[ARGUS_H_COUNT]; /* entries that are there now */
+	u32 reserved;
 };
 
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
@@ -243,6 +257,8 @@ enum argus_counter {
 	ARGUS_C_MATH_DROPPED,        /* loss */
 	ARGUS_C_RECORDS_OVER_BUDGET,         /* loss, of the process's own job: the sum of argus_target.refused */
 	ARGUS_C_HITS_IGNORED,        /* probe hits in processes that are not traced, or no longer */
+	ARGUS_C_PENDING_OVER_SHARE,  /* loss, of the process's own job: the sum of argus_target.pending_refused */
+	ARGUS_C_SEQ_OVER_SHARE,      /* loss, of the process's own job: the sum of argus_target.seq_refused */
 	ARGUS_C_COUNT
 };
 

@@ -5,7 +5,8 @@ struct sequence_key {
 	u32 tgid;
 	u32 p2p;
 };
-BPF_HASH(sequences, struct sequence_key, u64, 65536);
+#define SEQUENCES_ENTRIES 65536
+BPF_HASH(sequences, struct sequence_key, u64, SEQUENCES_ENTRIES);
 
 /* Rare calls: their arguments are needed again at the exit. */
 struct control_pending {
@@ -14,10 +15,11 @@ struct control_pending {
 	u64 out; /* where the call writes the handle it makes */
 	struct argus_control record;
 };
+#define CONTROL_ENTRIES 8192
 /* Thread and family (1: kernel names, which NCCL looks up while it makes a communicator) -> the call it is in. */
-BPF_HASH(control_inflight, u64, struct control_pending, 2048);
+BPF_HASH(control_inflight, u64, struct control_pending, CONTROL_ENTRIES);
 
-INLINE u64 next_sequence(u32 tgid, u64 comm, u32 p2p)
+INLINE u64 next_sequence(struct argus_target *target, u32 tgid, u64 comm, u32 p2p)
 {
 	struct sequence_key key = {};
 	key.comm = comm;
@@ -31,26 +33,73 @@ INLINE u64 next_sequence(u32 tgid, u64 comm, u32 p2p)
 		return number;
 	}
 	u64 one = 1;
-	if (sequences.update(&key, &one) != 0)
+	if (has_its_share(target, ARGUS_H_SEQUENCES, EACH(SEQUENCES_ENTRIES))) {
+		refuse_seq(target);
+		return 0;
+	}
+	if (sequences.insert(&key, &one) == 0)
+		hold(target, ARGUS_H_SEQUENCES);
+	else if (!sequences.lookup(&key)) /* else another thread was first */
 		count(ARGUS_C_SEQ_FULL);
 	return 0;
 }
 
-INLINE u32 change_group_depth(u32 tid, int change)
+/* A communicator ends. The next one at this address is another one: its calls count from 0. */
+INLINE void forget_sequences(struct argus_target *target, u32 tgid, u64 comm)
 {
-	u32 *depth = group_depth.lookup(&tid);
-	u32 now = depth ? *depth : 0;
-	if (change > 0)
-		now += 1;
-	else if (change < 0 && now > 0)
-		now -= 1;
-	if (change != 0) {
-		if (now == 0)
-			group_depth.delete(&tid);
-		else if (group_depth.update(&tid, &now) != 0)
-			count(ARGUS_C_SEQ_FULL);
+	struct sequence_key key = {};
+	key.comm = comm;
+	key.tgid = tgid;
+	if (sequences.delete(&key) == 0)
+		__sync_fetch_and_add(&target->held[ARGUS_H_SEQUENCES], -1);
+	key.p2p = 1;
+	if (sequences.delete(&key) == 0)
+		__sync_fetch_and_add(&target->held[ARGUS_H_SEQUENCES], -1);
+}
+
+INLINE u32 depth_of_groups(u64 id)
+{
+	u32 tid = (u32)id;
+	u64 *depth = group_depth.lookup(&tid);
+	return depth && *depth >> 32 == id >> 32 ? (u32)*depth : 0;
+}
+
+INLINE void forget_groups(struct argus_target *target, u64 id)
+{
+	u32 tid = (u32)id;
+	u64 *depth = group_depth.lookup(&tid);
+	if (!depth)
+		return;
+	u32 pid = *depth >> 32;
+	if (group_depth.delete(&tid) == 0)
+		release(target, id, pid, ARGUS_H_GROUPS);
+}
+
+INLINE void begin_group(struct argus_target *target, u64 id)
+{
+	u32 tid = (u32)id, depth = depth_of_groups(id);
+	u64 value = id >> 32 << 32 | (depth + 1);
+	if (depth) {
+		group_depth.update(&tid, &value);
+		return;
 	}
-	return now;
+	forget_groups(target, id);
+	if (has_its_share(target, ARGUS_H_GROUPS, EACH(GROUPS_ENTRIES)))
+		refuse_seq(target);
+	else if (group_depth.insert(&tid, &value) != 0)
+		count(ARGUS_C_SEQ_FULL);
+	else
+		hold(target, ARGUS_H_GROUPS);
+}
+
+INLINE void end_group(struct argus_target *target, u64 id)
+{
+	u32 tid = (u32)id, depth = depth_of_groups(id);
+	u64 value = id >> 32 << 32 | (depth - 1);
+	if (depth > 1)
+		group_depth.update(&tid, &value);
+	else if (depth)
+		forget_groups(target, id);
 }
 
 int nccl_enter(struct pt_regs *ctx)
@@ -65,7 +114,10 @@ int nccl_enter(struct pt_regs *ctx)
 	u64 sp = entry_sp(ctx, cookie);
 	u64 key = nccl_key(tid);
 	struct pending *outer = inflight.lookup(&key);
-	if (outer) {
+	int there = outer && outer->collective.pid == tgid;
+	if (outer && !there) {
+		forget_call(target, id, &key, outer->collective.pid);
+	} else if (outer) {
 		if (active(ctx, sp, outer, cookie)) {
 			count(ARGUS_C_NESTED);
 			return 0;
@@ -89,10 +141,10 @@ int nccl_enter(struct pt_regs *ctx)
 	r->peer = -1;
 	r->redop = 255;
 	if (shape == ARGUS_S_GROUP_START) {
-		change_group_depth(tid, 1);
+		begin_group(target, id);
 		r->flags |= ARGUS_F_IN_GROUP;
 	} else if (shape == ARGUS_S_GROUP_END) {
-		change_group_depth(tid, -1);
+		end_group(target, id);
 		r->flags |= ARGUS_F_IN_GROUP;
 	} else {
 		r->count = arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags);
@@ -103,22 +155,19 @@ int nccl_enter(struct pt_regs *ctx)
 			r->peer = (s32)arg(ctx, sp, ARGUS_ARG(cookie, 3), &r->flags);
 		r->comm = arg(ctx, sp, ARGUS_ARG(cookie, 4), &r->flags);
 		r->stream = arg(ctx, sp, ARGUS_ARG(cookie, 5), &r->flags);
-		r->seq = next_sequence(tgid, r->comm, shape == ARGUS_S_P2P);
-		if (change_group_depth(tid, 0) > 0)
+		r->seq = next_sequence(target, tgid, r->comm, shape == ARGUS_S_P2P);
+		if (depth_of_groups(id))
 			r->flags |= ARGUS_F_IN_GROUP;
 	}
 	r->ts_ns = bpf_ktime_get_ns();
 	if (!ARGUS_HAS_EXIT(cookie)) {
 		send_collective(target, r, r->ts_ns);
 		p.ret = read_u64(sp, &r->flags);
-		if (inflight.update(&key, &p) != 0)
-			count(ARGUS_C_PENDING_FULL);
+		remember(target, &key, &p, there);
 		return 0;
 	}
-	if (inflight.update(&key, &p) != 0) {
-		count(ARGUS_C_PENDING_FULL);
+	if (!remember(target, &key, &p, there))
 		send_collective(target, r, r->ts_ns);
-	}
 	return 0;
 }
 
@@ -140,7 +189,7 @@ int nccl_exit(struct pt_regs *ctx)
 	struct argus_target *target = find_target(id);
 	if (target)
 		send_collective(target, &p->collective, now);
-	inflight.delete(&key);
+	forget_call(target, id, &key, p->collective.pid);
 	return 0;
 }
 
@@ -180,6 +229,26 @@ INLINE void read_name(struct argus_control *r)
 		r->flags &= ~ARGUS_F_NAME_ADDRESS;
 }
 
+INLINE int remember_control(struct argus_target *target, u64 *key, struct control_pending *p)
+{
+	if (has_its_share(target, ARGUS_H_CONTROL, EACH(CONTROL_ENTRIES))) {
+		refuse_pending(target);
+		return 0;
+	}
+	if (control_inflight.insert(key, p) != 0) {
+		count(ARGUS_C_PENDING_FULL);
+		return 0;
+	}
+	hold(target, ARGUS_H_CONTROL);
+	return 1;
+}
+
+INLINE void forget_control(struct argus_target *target, u64 id, u64 *key, u32 pid)
+{
+	if (control_inflight.delete(key) == 0)
+		release(target, id, pid, ARGUS_H_CONTROL);
+}
+
 INLINE u64 control_key(u32 tid, u64 cookie)
 {
 	return ((u64)tid << 1) | (ARGUS_SHAPE(cookie) >= ARGUS_S_NAME_OUT);
@@ -198,12 +267,16 @@ int control_enter(struct pt_regs *ctx)
 	u64 key = control_key(tid, cookie);
 	struct control_pending *outer = control_inflight.lookup(&key);
 	if (outer) {
-		if (sp < outer->sp) {
-			count(ARGUS_C_NESTED);
-			return 0;
+		u32 pid = outer->record.pid;
+		if (pid == (u32)(id >> 32)) {
+			if (sp < outer->sp) {
+				count(ARGUS_C_NESTED);
+				return 0;
+			}
+			count(ARGUS_C_EXIT_MISSED);
+			send_control(target, &outer->record, bpf_ktime_get_ns());
 		}
-		count(ARGUS_C_EXIT_MISSED);
-		send_control(target, &outer->record, bpf_ktime_get_ns());
+		forget_control(target, id, &key, pid);
 	}
 	/* On the stack: a program may be preempted, and whoever gets the CPU then would find it in memory of the CPU's. */
 	struct control_pending p = {};
@@ -250,14 +323,8 @@ int control_enter(struct pt_regs *ctx)
 		r->key = (s32)a2;
 		p.out = a3;
 	} else if (shape == ARGUS_S_COMM_END) {
-		/* The next communicator at this address is another one: its calls count from 0. */
-		struct sequence_key old = {};
 		r->handle = a0;
-		old.comm = a0;
-		old.tgid = r->pid;
-		sequences.delete(&old);
-		old.p2p = 1;
-		sequences.delete(&old);
+		forget_sequences(target, r->pid, a0);
 	} else if (shape == ARGUS_S_COMM_COUNT || shape == ARGUS_S_COMM_RANK) {
 		r->handle = a0;
 		p.out = a1;
@@ -280,10 +347,8 @@ int control_enter(struct pt_regs *ctx)
 		send_control(target, r, r->ts_ns);
 		return 0;
 	}
-	if (control_inflight.update(&key, &p) != 0) {
-		count(ARGUS_C_PENDING_FULL);
+	if (!remember_control(target, &key, &p))
 		send_control(target, r, r->ts_ns);
-	}
 	return 0;
 }
 
@@ -338,11 +403,11 @@ int control_exit(struct pt_regs *ctx)
 	} else {
 		send_control(target, r, now);
 	}
-	control_inflight.delete(&key);
+	forget_control(target, id, &key, p->record.pid);
 	return 0;
 }
 
-INLINE void end_launch(struct argus_target *target, u64 key, u64 now)
+INLINE void end_launch(struct argus_target *target, u64 id, u64 key, u64 now)
 {
 	struct pending *p = inflight.lookup(&key);
 	if (!p)
@@ -352,10 +417,10 @@ INLINE void end_launch(struct argus_target *target, u64 key, u64 now)
 		count(ARGUS_C_UNFINISHED);
 		send_launch(target, &p->launch, now);
 	}
-	inflight.delete(&key);
+	forget_call(target, id, &key, p->launch.pid);
 }
 
-INLINE void end_control(struct argus_target *target, u64 key, u64 now)
+INLINE void end_control(struct argus_target *target, u64 id, u64 key, u64 now)
 {
 	struct control_pending *p = control_inflight.lookup(&key);
 	if (!p)
@@ -363,7 +428,7 @@ INLINE void end_control(struct argus_target *target, u64 key, u64 now)
 	p->record.flags |= ARGUS_F_UNFINISHED;
 	count(ARGUS_C_UNFINISHED);
 	send_control(target, &p->record, now);
-	control_inflight.delete(&key);
+	forget_control(target, id, &key, p->record.pid);
 }
 
 /* A thread that ends takes its unreturned calls with it: they are reported as unfinished, and their room is freed. */
@@ -375,8 +440,8 @@ int thread_exit(void *ctx)
 	if (!target)
 		return 0;
 	u64 now = bpf_ktime_get_ns();
-	end_launch(target, cuda_key(tid), now);
-	end_launch(target, module_key(tid), now);
+	end_launch(target, id, cuda_key(tid), now);
+	end_launch(target, id, module_key(tid), now);
 	u64 key = nccl_key(tid);
 	struct pending *p = inflight.lookup(&key);
 	if (p) {
@@ -385,18 +450,18 @@ int thread_exit(void *ctx)
 			count(ARGUS_C_UNFINISHED);
 			send_collective(target, &p->collective, now);
 		}
-		inflight.delete(&key);
+		forget_call(target, id, &key, p->collective.pid);
 	}
-	end_control(target, (u64)tid << 1, now);
-	end_control(target, (u64)tid << 1 | 1, now);
-	group_depth.delete(&tid);
+	end_control(target, id, (u64)tid << 1, now);
+	end_control(target, id, (u64)tid << 1 | 1, now);
+	forget_groups(target, id);
 	struct math_pending *product = math_inflight.lookup(&tid);
 	if (product) {
 		if (product->ret)
 			end_math(target, product, now);
 		else
 			count(ARGUS_C_UNFINISHED);
-		math_inflight.delete(&tid);
+		forget_math(target, id, product->record.pid);
 	}
 	return 0;
 }

@@ -22,8 +22,12 @@ struct pending {
 	};
 };
 
+/* Of each map that processes fill, one may have so many entries: no process takes the room of the others. */
+#define EACH(entries) ((entries) / ARGUS_SHARES)
+
+#define CALLS_ENTRIES 65536
 /* Thread and family of calls -> the call it is in. */
-BPF_HASH(inflight, u64, struct pending, 65536);
+BPF_HASH(inflight, u64, struct pending, CALLS_ENTRIES);
 /* Size of the code of each probed file, by the slot in the cookie. */
 BPF_ARRAY(text_bytes, u64, ARGUS_FILES);
 /* How far the code that may call a function from inside its own family reaches before (low half) and behind it, bytes, by
@@ -33,7 +37,9 @@ BPF_ARRAY(family_reach, u64, ARGUS_FILES * 256);
  * on a later instruction (argus/capture/process/instructions.py). */
 BPF_ARRAY(below, u64, ARGUS_FILES * 256);
 BPF_ARRAY(torch_layouts, struct argus_torch, ARGUS_FILES);
-BPF_HASH(group_depth, u32, u32, 16384);
+#define GROUPS_ENTRIES 16384
+/* Thread -> its process (upper half), and how many groups of NCCL it is in. */
+BPF_HASH(group_depth, u32, u64, GROUPS_ENTRIES);
 /* Processes being traced, by thread group. */
 BPF_HASH(targets, u32, struct argus_target, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count shows what came too early. */
@@ -215,6 +221,64 @@ INLINE void refuse(struct argus_target *target)
  * process, nor many of them, fill a ring for the others, and one whose records are read in time loses nothing. */
 #define WITHIN_BUDGET(target, ring, now) \
 	within_budget(target, ARGUS_R_##ring, now, ARGUS_##ring##_COST_NS, ARGUS_##ring##_BURST_NS)
+
+/* Whether a process has its share of a map. What it cannot keep then counts against it alone. */
+INLINE int has_its_share(struct argus_target *target, u32 what, s32 each)
+{
+	return target->held[what] >= each;
+}
+
+INLINE void hold(struct argus_target *target, u32 what)
+{
+	__sync_fetch_and_add(&target->held[what], 1);
+}
+
+/* An entry is gone. It counted for the process that it names: another one than the current one, if the end of its thread
+ * was not seen and the thread's number was given again. */
+INLINE void release(struct argus_target *target, u64 id, u32 pid, u32 what)
+{
+	if (pid != (u32)(id >> 32))
+		target = targets.lookup(&pid);
+	if (target)
+		__sync_fetch_and_add(&target->held[what], -1);
+}
+
+INLINE void refuse_pending(struct argus_target *target)
+{
+	__sync_fetch_and_add(&target->pending_refused, 1);
+	count(ARGUS_C_PENDING_OVER_SHARE);
+}
+
+INLINE void refuse_seq(struct argus_target *target)
+{
+	__sync_fetch_and_add(&target->seq_refused, 1);
+	count(ARGUS_C_SEQ_OVER_SHARE);
+}
+
+/* Remembers a call until its exit. there: in the place of an earlier one of its process. Returns whether it is remembered. */
+INLINE int remember(struct argus_target *target, u64 *key, struct pending *p, int there)
+{
+	if (there) {
+		inflight.update(key, p);
+		return 1;
+	}
+	if (has_its_share(target, ARGUS_H_CALLS, EACH(CALLS_ENTRIES))) {
+		refuse_pending(target);
+		return 0;
+	}
+	if (inflight.insert(key, p) != 0) {
+		count(ARGUS_C_PENDING_FULL);
+		return 0;
+	}
+	hold(target, ARGUS_H_CALLS);
+	return 1;
+}
+
+INLINE void forget_call(struct argus_target *target, u64 id, u64 *key, u32 pid)
+{
+	if (inflight.delete(key) == 0)
+		release(target, id, pid, ARGUS_H_CALLS);
+}
 
 /* Families: a call is nested only in one of its own. Loading code is one of its own, since it happens inside launches. */
 INLINE u64 cuda_key(u32 tid) { return (u64)tid << 2; }

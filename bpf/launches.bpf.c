@@ -77,7 +77,7 @@ INLINE void fill_launch(struct pt_regs *ctx, u64 sp, u64 cookie, struct argus_la
 int cuda_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
-	u32 tid = (u32)id;
+	u32 tgid = id >> 32, tid = (u32)id;
 	struct argus_target *target = traced(id, 1);
 	if (!target)
 		return 0;
@@ -86,7 +86,10 @@ int cuda_enter(struct pt_regs *ctx)
 	u64 sp = entry_sp(ctx, cookie);
 	u64 key = family_key(tid, cookie);
 	struct pending *outer = inflight.lookup(&key);
-	if (outer) {
+	int there = outer && outer->launch.pid == tgid;
+	if (outer && !there) {
+		forget_call(target, id, &key, outer->launch.pid);
+	} else if (outer) {
 		if (active(ctx, sp, outer, cookie)) {
 			count(ARGUS_C_NESTED);
 			return 0;
@@ -95,14 +98,13 @@ int cuda_enter(struct pt_regs *ctx)
 			count(ARGUS_C_EXIT_MISSED);
 			send_launch(target, &outer->launch, bpf_ktime_get_ns());
 		}
-		inflight.delete(&key);
 	}
 
 	struct pending p = {};
 	p.cookie = cookie;
 	p.sp = sp;
 	p.ip = IP(ctx);
-	p.launch.pid = id >> 32;
+	p.launch.pid = tgid;
 	p.launch.tid = tid;
 	p.launch.call = ARGUS_CALL(cookie);
 	p.launch.duration_ns = -1;
@@ -115,21 +117,21 @@ int cuda_enter(struct pt_regs *ctx)
 
 	p.launch.ts_ns = bpf_ktime_get_ns();
 	if (ARGUS_SHAPE(cookie) >= ARGUS_S_LAUNCH_DRIVER && ARGUS_SHAPE(cookie) <= ARGUS_S_LAUNCH_RUNTIME_EX)
-		launch_in_math(target, sp, tid, p.launch.ts_ns);
+		launch_in_math(target, sp, id, p.launch.ts_ns);
 	if (!ARGUS_HAS_EXIT(cookie)) {
 		send_launch(target, &p.launch, p.launch.ts_ns);
-		if (ARGUS_LAYER(cookie) == ARGUS_LAYER_DRIVER)
-			return 0; /* the driver calls no hooked function */
+		if (ARGUS_LAYER(cookie) == ARGUS_LAYER_DRIVER) { /* the driver calls no hooked function */
+			if (there)
+				forget_call(target, id, &key, tgid);
+			return 0;
+		}
 		u8 flags = 0;
 		p.ret = read_u64(sp, &flags);
-		if (inflight.update(&key, &p) != 0)
-			count(ARGUS_C_PENDING_FULL); /* the driver call inside will count as one of its own */
+		remember(target, &key, &p, there); /* if it is not, the driver call inside will count as one of its own */
 		return 0;
 	}
-	if (inflight.update(&key, &p) != 0) {
-		count(ARGUS_C_PENDING_FULL);
+	if (!remember(target, &key, &p, there))
 		send_launch(target, &p.launch, p.launch.ts_ns);
-	}
 	return 0;
 }
 
@@ -153,6 +155,6 @@ int cuda_exit(struct pt_regs *ctx)
 	struct argus_target *target = find_target(id);
 	if (target)
 		send_launch(target, &p->launch, now);
-	inflight.delete(&key);
+	forget_call(target, id, &key, p->launch.pid);
 	return 0;
 }

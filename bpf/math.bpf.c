@@ -10,8 +10,9 @@ struct math_pending {
 	u64 ret; /* return address at entry, of a call whose exit is not probed; 0: it is */
 	struct argus_math record;
 };
+#define MATH_ENTRIES 8192
 /* Thread -> the outermost call it is in. */
-BPF_HASH(math_inflight, u32, struct math_pending, 8192);
+BPF_HASH(math_inflight, u32, struct math_pending, MATH_ENTRIES);
 
 INLINE void send_math(struct argus_target *target, struct argus_math *record, u64 now)
 {
@@ -91,18 +92,26 @@ INLINE void end_math(struct argus_target *target, struct math_pending *p, u64 un
 	send_math(target, &p->record, until);
 }
 
-/* A thread launches a kernel: part of the attention it is in, or that is over. */
-INLINE void launch_in_math(struct argus_target *target, u64 sp, u32 tid, u64 ts)
+INLINE void forget_math(struct argus_target *target, u64 id, u32 pid)
 {
+	u32 tid = (u32)id;
+	if (math_inflight.delete(&tid) == 0)
+		release(target, id, pid, ARGUS_H_MATH);
+}
+
+/* A thread launches a kernel: part of the attention it is in, or that is over. */
+INLINE void launch_in_math(struct argus_target *target, u64 sp, u64 id, u64 ts)
+{
+	u32 tid = (u32)id;
 	struct math_pending *p = math_inflight.lookup(&tid);
-	if (!p || !p->ret)
+	if (!p || !p->ret || p->record.pid != (u32)(id >> 32))
 		return;
 	if (inside_math(sp, p)) {
 		p->record.duration_ns = 0;
 		return;
 	}
 	end_math(target, p, ts - 1);
-	math_inflight.delete(&tid);
+	forget_math(target, id, p->record.pid);
 }
 
 int math_enter(struct pt_regs *ctx)
@@ -119,13 +128,15 @@ int math_enter(struct pt_regs *ctx)
 	u64 sp = entry_sp(ctx, cookie);
 	struct math_pending *outer = math_inflight.lookup(&tid);
 	u64 now = bpf_ktime_get_ns();
-	if (outer) {
+	if (outer && outer->record.pid != tgid) {
+		forget_math(target, id, outer->record.pid);
+	} else if (outer) {
 		if (inside_math(sp, outer)) { /* cublasGemmEx may end in cublasLtMatmul, one attention in another */
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
 		end_math(target, outer, now - 1);
-		math_inflight.delete(&tid);
+		forget_math(target, id, tgid);
 	}
 	struct math_pending p = {};
 	struct argus_math *r = &p.record;
@@ -150,9 +161,14 @@ int math_enter(struct pt_regs *ctx)
 		r->words[4] = ARGUS_OFFSET(cookie) ? arg(ctx, sp, ARGUS_OFFSET(cookie), &r->flags) : 1;
 	}
 	r->ts_ns = now;
-	if (math_inflight.update(&tid, &p) != 0) {
+	if (has_its_share(target, ARGUS_H_MATH, EACH(MATH_ENTRIES))) {
+		refuse_pending(target);
+		send_math(target, r, now);
+	} else if (math_inflight.insert(&tid, &p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
 		send_math(target, r, now);
+	} else {
+		hold(target, ARGUS_H_MATH);
 	}
 	return 0;
 }
@@ -174,6 +190,6 @@ int math_exit(struct pt_regs *ctx)
 	struct argus_target *target = find_target(id);
 	if (target)
 		send_math(target, &p->record, now);
-	math_inflight.delete(&tid);
+	forget_math(target, id, p->record.pid);
 	return 0;
 }

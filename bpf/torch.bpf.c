@@ -77,7 +77,7 @@ int torch_enter(struct pt_regs *ctx)
 		read_tensors(&r, arg(ctx, sp, ARGUS_ARG(cookie, 0), &r.flags), ARGUS_ARG(cookie, 1), layout->numel);
 	if (layout && layout->counter && shape == ARGUS_S_C10D)
 		r.stream = 1 + (u64)read_u32(r.comm + layout->counter, &r.flags);
-	r.seq = next_sequence(tgid, r.comm, shape == ARGUS_S_C10D_P2P);
+	r.seq = next_sequence(target, tgid, r.comm, shape == ARGUS_S_C10D_P2P);
 	r.ts_ns = bpf_ktime_get_ns();
 	send_collective(target, &r, r.ts_ns);
 	return 0;

@@ -43,7 +43,7 @@ from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
 from argus.capture.process.instructions import Code, has_probes
 from argus.capture.process.targets import Library
-from argus.capture.under_way import in_progress
+from argus.capture.under_way import forget, in_progress
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.records import Counter
@@ -68,8 +68,6 @@ _ON_DEMAND = {"follow_fork"}
 MINIMUM_KERNEL = (5, 15)
 """First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
 
-# enum bpf_cmd, enum bpf_attach_type, and flags of include/uapi/linux/bpf.h and perf_event.h.
-_SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
 _COMPARED = 16
 """Probed functions that are looked at to see whether two files are one."""
 _PATIENT, _IMPATIENT_S = 3, 0.5
@@ -98,6 +96,9 @@ BURST, NAMES_BURST = 0.25, 1.0
 all, as a program registers its kernels at once, and while Argus may be busy attaching."""
 SHARED = 0.25
 """So much of a ring may be full, for a process above its budget to write to it."""
+SHARES = 16
+"""One of so many parts of each map that processes fill is a process's: 4,096 calls under way and as many communicators,
+1,024 threads in groups, 512 calls about communicators or names, and of cuBLAS and attention."""
 
 
 def kernel_version() -> tuple[int, int]:
@@ -220,6 +221,7 @@ class Probes:
             f"-DARGUS_CONTROL_PAGES={CONTROL_RING_BYTES // _BCC_PAGE}",
             f"-DARGUS_MARK_PAGES={MARK_RING_BYTES // _BCC_PAGE}",
             f"-DARGUS_MATH_PAGES={MATH_RING_BYTES // _BCC_PAGE}",
+            f"-DARGUS_SHARES={SHARES}",
             *(f"-D{name}={value}" for name, value in _budgets(launch_ring_bytes).items()),
             "-Wno-address-of-packed-member",
         ]
@@ -330,6 +332,12 @@ class Probes:
         target = self._target(pid)
         return (0, 0) if target is None else (int(target["hits"][0]), int(target["refused"][0]))
 
+    def over_share(self, pid: int) -> tuple[int, int]:
+        """Calls of a process that were not remembered until their exits, and collectives that were not numbered, since
+        it had its share of the maps' room."""
+        target = self._target(pid)
+        return (0, 0) if target is None else (int(target["pending_refused"][0]), int(target["seq_refused"][0]))
+
     def ignore(self, pid: int) -> None:
         """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
         map, too, go on costing its calls their traps into the kernel."""
@@ -351,12 +359,11 @@ class Probes:
 
     def remove_target(self, pid: int) -> None:
         """Forgets a process that ended: its PID may be another's soon."""
+        target = self._target(pid)
         for name in ("targets", "strangers"):
             self._module[name].delete(pid)
-        sequences = self._module["sequences"]
-        keys, _ = sequences.read()
-        for used in keys[keys.view(_SEQUENCE_KEY)[:, 0]["tgid"] == pid]:
-            sequences.delete(used.tobytes())
+        if target is not None and (target["held"].any() or target["ignored"][0]):  # marking may have lost a count
+            forget(self._module, pid)
 
     # --- probes
 

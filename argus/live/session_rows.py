@@ -189,6 +189,7 @@ class SessionRows:
         for pid, (_, member) in self._session.roster.by_pid.items():
             member.refused = max(self._session.probes.spent(pid)[1], member.refused)
             member.over_share = max(over_share(pid), member.over_share)
+            member.calls_over_share = max(self._session.probes.over_share(pid), member.calls_over_share)
             without_slot = sum(each.lacks_slot for each in self._session.roster.attachments_of(member))
             member.without_slot = max(without_slot, member.without_slot)
 
@@ -198,6 +199,8 @@ class SessionRows:
         return {
             "records_over_budget": (sum(member.refused for member in members), True),
             "stack_threads_over_share": (sum(member.over_share for member in members), True),
+            "pending_over_share": (sum(member.calls_over_share[0] for member in members), True),
+            "seq_over_share": (sum(member.calls_over_share[1] for member in members), True),
             "file_slots_full": (sum(member.without_slot for member in members), True),
             "processes_ignored": (sum(bool(member.ignored) for member in members), True),
             **{name: (value, True) for name, value in self._session.bulkheads.of(job).items()},

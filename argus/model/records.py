@@ -153,10 +153,24 @@ class Counter(enum.IntEnum):
     MATH_DROPPED = 19
     RECORDS_OVER_BUDGET = 20
     HITS_IGNORED = 21
+    PENDING_OVER_SHARE = 22
+    SEQ_OVER_SHARE = 23
 
 
-TARGET = np.dtype([("paid_ns", "<u8", (5,)), ("refused", "<u8"), ("hits", "<u8"), ("ignored", "<u8")])
-"""``struct argus_target``: a traced process, what it may still write, and what it did."""
+TARGET = np.dtype(
+    [
+        ("paid_ns", "<u8", (5,)),
+        ("refused", "<u8"),
+        ("hits", "<u8"),
+        ("ignored", "<u8"),
+        ("pending_refused", "<u8"),
+        ("seq_refused", "<u8"),
+        ("held", "<i4", (5,)),
+        ("reserved", "<u4"),
+    ]
+)
+"""``struct argus_target``: a traced process, what it may still write and keep, and what it did. ``held`` is in the
+order of ``enum argus_held``."""
 
 
 LOSS_COUNTERS = frozenset(
@@ -171,6 +185,8 @@ LOSS_COUNTERS = frozenset(
         Counter.EXIT_MISSED,
         Counter.READ_FAULT,
         Counter.SEQ_FULL,
+        Counter.PENDING_OVER_SHARE,
+        Counter.SEQ_OVER_SHARE,
         Counter.INIT_ALL_CUT,
     }
 )

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from argus.capture import attachment, placement, sampler
+from argus.capture import attachment, placement, sampler, under_way
 from argus.capture import probes as bpf
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
@@ -284,6 +285,178 @@ def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPat
             assert int.from_bytes(value[8:12], sys.byteorder) == followed(many.pid)
         finally:
             probes.close()
+
+
+CALLS = "import ctypes, sys\nlib = ctypes.CDLL(sys.argv[1])\nprint(flush=True)\n"
+CALLS += "for line in sys.stdin:\n    print(eval(line), flush=True)\n"
+"""Evaluates calls of stuck_target.c."""
+
+
+@pytest.fixture(scope="module")
+def stuck_library() -> Iterator[str]:
+    source = Path(__file__).with_name("stuck_target.c")
+    flags = ("-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # pytest's are for root alone
+        library = f"{folder}/libnccl.so.2"
+        subprocess.run(["gcc", *flags, "-o", library, source, "-lpthread"], check=True)
+        yield library
+
+
+class Callers:
+    """Processes that call what is in stuck_target.c, with probes on it."""
+
+    def __init__(self, stack: contextlib.ExitStack, library: str, *before: tuple[str, ...]) -> None:
+        self._of = [
+            stack.enter_context(running(*each, "/usr/bin/python3", "-c", CALLS, library, bufsize=0)) for each in before
+        ]
+        for process in self._of:
+            assert process.stdout is not None
+            process.stdout.readline()
+        self.pids = [process.pid for process in self._of]
+        self.probes = Probes(launch_ring_bytes=1 << 20)
+        stack.callback(self.probes.close)
+        for pid in self.pids:
+            self.probes.add_target(pid)
+        (found,) = (each for each in find_libraries(self.pids[0], Allowance(100, 1)) if each.path == library)
+        self.probes.attach(found, None)
+        self.probes.attach_optional("math")
+
+    def call(self, which: int, what: str) -> int:
+        process = self._of[which]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"lib.{what}\n".encode())
+        return int(process.stdout.readline())
+
+    def held(self, which: int) -> list[int]:
+        target = self.probes._target(self.pids[which])
+        assert target is not None
+        return target["held"][0].tolist()  # type: ignore[no-any-return]
+
+    def entries(self, which: int) -> list[int]:
+        """The same, as the maps have them."""
+        pid, counts = self.pids[which], []
+        for name in ("inflight", "control_inflight", "math_inflight", "group_depth", "sequences"):
+            keys, values = self.probes._module[name].read()
+            counts.append(int((under_way._pids(name, keys, values) == pid).sum()))
+        return counts
+
+    def end(self, which: int) -> None:
+        self._of[which].kill()
+        self._of[which].wait()
+
+
+@pytest.mark.kernel
+def test_no_process_takes_the_room_for_calls_under_way(stuck_library: str) -> None:
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, AS_NOBODY, ())
+        hostile, honest = callers.pids
+        assert callers.call(0, "stay_in_init(2100)") == 2100
+        assert callers.call(1, "init_many(10)") == 10
+        made = callers.probes.control.drain()
+        assert made[made["pid"] == honest]["handle"].tolist() == [0x1234] * 10
+        counters = callers.probes.counters()
+        assert counters[Counter.PENDING_FULL] == 0
+        each = 8192 // bpf.SHARES
+        assert callers.held(0) == callers.entries(0) == [0, each, 0, 0, 0]
+        assert callers.probes.over_share(hostile) == (2100 - each, 0)
+        assert callers.probes.over_share(honest) == (0, 0)
+        assert counters[Counter.PENDING_OVER_SHARE] == 2100 - each
+        # Calls that return make room, and threads that end while they are in one.
+        assert callers.call(0, "leave_all()") == 0
+        assert callers.held(0) == callers.entries(0) == [0] * 5
+        assert callers.call(0, "stay_in_init(101)") == 101
+        assert callers.held(0)[1] == 101
+        callers.end(0)
+        wait_until(lambda: callers.entries(0) == [0] * 5, 10, "its threads to end")
+        assert callers.held(0) == [0] * 5
+
+
+@pytest.mark.kernel
+def test_no_process_takes_the_room_for_numbers_of_collectives(
+    stuck_library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bpf, "SHARES", 256)
+    each = 65536 // 256
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, AS_NOBODY, ())
+        hostile, honest = callers.pids
+        assert callers.call(0, "reduce_many(0, 70000)") == 70000
+        for _ in range(3):
+            assert callers.call(1, "reduce_many(0, 101)") == 101
+        seen = callers.probes.collectives.drain()
+        of_honest = seen[seen["pid"] == honest]
+        assert sorted(of_honest["seq"].tolist()) == [0] * 101 + [1] * 101 + [2] * 101
+        assert callers.held(0)[4] == callers.entries(0)[4] == each
+        assert callers.probes.over_share(hostile) == (0, 70000 - each)
+        assert callers.probes.over_share(honest) == (0, 0)
+        assert callers.probes.counters()[Counter.SEQ_FULL] == 0
+        # Communicators that end make room, those that were not numbered too little of it.
+        assert callers.call(0, f"end_many({each - 100}, 200)") == 200
+        assert callers.held(0)[4] == callers.entries(0)[4] == each - 100
+        # A process that is no target any more leaves nothing.
+        callers.probes.remove_target(hostile)
+        assert callers.entries(0) == [0] * 5
+        assert callers.held(1)[4] == callers.entries(1)[4] == 101
+
+
+@pytest.mark.kernel
+def test_what_is_held_is_counted_exactly(stuck_library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all maps, whoever comes and goes, above its share and below."""
+    monkeypatch.setattr(bpf, "SHARES", 512)
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, AS_NOBODY, ())
+        hostile = callers.pids[0]
+        shares = [65536 // 512, 8192 // 512, 8192 // 512, 16384 // 512]
+        for calls in ("stay_in_groups", "stay_in_products", "stay_in_init"):
+            callers.call(0, f"{calls}(150)")
+        assert callers.held(0) == callers.entries(0) == [*shares, 1]
+        pending, numbers = callers.probes.over_share(hostile)
+        least = 150 * 3 - sum(shares[:3])
+        assert least <= pending <= least + 150  # begins of groups that returned at once
+        assert numbers == 150 - shares[3]
+        callers.call(1, "stay_in_groups(7)")
+        assert callers.held(1) == callers.entries(1) == [7, 0, 0, 7, 1]
+        for which in (0, 1):
+            callers.call(which, "leave_all()")
+            # Their groups were never ended: their threads were.
+            wait_until(lambda one=which: callers.held(one) == [0, 0, 0, 0, 1], 10, "the threads to end")  # type: ignore[misc]
+            assert callers.entries(which) == [0, 0, 0, 0, 1]
+        # One that leaves the trace while its threads are in calls leaves nothing either.
+        callers.call(0, "stay_in_groups(11)")
+        callers.call(0, "stay_in_products(5)")
+        callers.call(0, "stay_in_init(3)")
+        callers.probes.remove_target(hostile)
+        assert callers.entries(0) == [0] * 5
+        callers.call(0, "leave_all()")
+        assert callers.entries(0) == [0] * 5
+
+
+@pytest.mark.kernel
+def test_an_entry_of_a_thread_that_ended_unseen_is_forgotten(stuck_library: str) -> None:
+    """As if its end had been missed and its number given to another process's thread."""
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, AS_NOBODY, ())
+        callers.call(0, "stay_in_groups(1)")
+        callers.call(0, "stay_in_products(1)")
+        callers.call(0, "stay_in_init(1)")
+        other = callers.pids[1]
+        for name in ("inflight", "control_inflight", "math_inflight", "group_depth"):
+            table = callers.probes._module[name]
+            keys, values = (array.copy() for array in table.read())
+            (key,) = keys[under_way._pids(name, keys, values) == callers.pids[0]]
+            (value,) = values[under_way._pids(name, keys, values) == callers.pids[0]]
+            family = {"inflight": 1, "control_inflight": 0}.get(name)
+            number = other if family is None else other << (2 if family else 1) | family
+            table.delete(key.tobytes())
+            table.set(number, value.tobytes())
+        assert callers.held(0) == [1, 1, 1, 1, 1]
+        callers.call(1, "ncclGroupStart()")
+        callers.call(1, "init_many(1)")
+        callers.call(1, "cublasGemmEx(0, 0, 0, 8, 8, 8)")
+        assert callers.held(0) == callers.entries(0) == [0, 0, 0, 0, 1]
+        assert callers.held(1) == callers.entries(1) == [0, 0, 0, 1, 0]
 
 
 MAPPER = "import mmap, os, sys\nkept = []\nfor path in sys.argv[1:]:\n    file = os.open(path, os.O_RDONLY)\n"
