@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.model.units import duration
+from argus.semantics.phases.cpu import PHASES
 
 HALF = 0.5
 """A CPU-side component explains the lateness if its excess is at least this share of it."""
@@ -26,6 +27,9 @@ SHOWN_NS = 5e4
 """What rounds to the 0.1 ms that texts show."""
 MAX_KERNELS = 3
 """Kernels that a finding names, at most."""
+UNMARKED_BATCH = ("", "data_loading", "forward")
+"""Phases in which a batch is made ready: what comes between a loader, or the reset of gradients, and a backward counts
+as forward where nothing is marked."""
 FLAT = 1.2
 """Lateness that grows by less than a fifth from a step's first collective to its last is flat."""
 
@@ -150,13 +154,52 @@ def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, .
     phase, (slow_ns, others_ns) = max(parts.items(), key=lambda item: item[1][0] - item[1][1], default=("", (0.0, 0.0)))
     if slow_ns - others_ns < HALF * late_ns:
         return None
-    what = "outside the phases that PyTorch marks" if phase == "other" else f"in {phase.replace('_', ' ')}"
+    what = "outside the phases that PyTorch marks" if phase == "other" else f"in {phase_text(phase)}"
     text = f"it spends {duration(slow_ns)} a step {what}, the others {duration(others_ns)}"
     rest = np.sum([times for name, times in parts.items() if name not in (phase, "data_loading")], axis=0)
     alike = np.size(rest) == 2 and 0 < rest[0] <= ALIKE * rest[1]
     selective = bool(alike and slow_ns >= SELECTIVE * others_ns)
     kind = "data_loading" if phase == "data_loading" else "compute_straggler"
     return Cause(kind, text, True, phase, selective)
+
+
+def refine(cause: Cause, columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_ns: float) -> Cause:
+    """A cause that was concluded from CUDA calls, with what the phases of the same steps show.
+
+    Marks show better than calls what a CPU did instead of launching. What comes before the copy of a batch need not be
+    the loading of that batch: a range of another kind that takes half of the lateness is the cause then.
+
+    Args:
+        cause: As :func:`attribute` returns it.
+        columns, ranks, late_ns: As of :func:`attribute_by_phases`.
+
+    Returns:
+        The same cause where phases are not known, or show nothing else.
+    """
+    by_phase = attribute_by_phases(columns, ranks, late_ns)
+    if by_phase is None:
+        return cause
+    if cause.kind != "data_loading":
+        if not cause.known or by_phase.kind == "data_loading":
+            return by_phase
+        if cause.kind != "kernel_issue_stall" or by_phase.phase in ("", "other"):
+            return cause
+        return replace(cause, text=f"{cause.text}; {by_phase.text}", phase=by_phase.phase)
+    if by_phase.phase in UNMARKED_BATCH:
+        return cause
+    if by_phase.phase == "other":
+        # A loader of the user's own has no marks.
+        loads = columns["phase"] == "data_loading"
+        slow = np.isin(columns["rank"], ranks)
+        if not (loads & slow).any() or not (loads & ~slow).any():
+            return cause
+    text = f"{by_phase.text}; that is before the copy of the batch to the GPU"
+    return replace(cause, kind="kernel_issue_stall", text=text, phase=by_phase.phase)
+
+
+def phase_text(phase: str) -> str:
+    """A phase for a sentence: Argus's own in words, a range of the program by its name."""
+    return phase.replace("_", " ") if phase in PHASES else phase
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from argus.diagnose.causes.cpu_time import (
     Cause,
     SlowKernels,
     attribute,
-    attribute_by_phases,
     has_syncs,
     long_kernels,
+    phase_text,
+    refine,
     slow_kernels,
 )
 from argus.diagnose.causes.crowded import find_crowd, may_slow
@@ -169,21 +170,17 @@ def _by_cpu(
     """Why, by what the CPUs did; and the query that shows it, with its parameters."""
     cause = attribute(cpu, straggler.ranks, straggler.gain_ns, peers.gpu_ns, hidden=straggler.hidden)
     by_calls = queries.CPU_TIME, peers.window
-    if cause.known and cause.kind != "kernel_issue_stall":
+    if cause.known and cause.kind not in ("kernel_issue_stall", "data_loading"):
         return cause, by_calls
-    # What the CPU did instead of launching, marks show better than the calls around it.
     window = peers.window
     phases = case.query(queries.PHASE_TIME, window)
     if not len(phases["rank"]) and onset < window["first"]:
         # Of samples the newest one may lie before the newest steps.
         window = {**window, "first": onset}
         phases = case.query(queries.PHASE_TIME, window)
-    by_phase = attribute_by_phases(phases, straggler.ranks, straggler.gain_ns)
-    if by_phase is not None and (not cause.known or by_phase.kind == "data_loading"):
-        return by_phase, (queries.PHASE_TIME, window)
-    if by_phase is not None and by_phase.phase not in ("", "other"):
-        cause = replace(cause, text=f"{cause.text}; {by_phase.text}", phase=by_phase.phase)
-    return cause, by_calls
+    refined = refine(cause, phases, straggler.ranks, straggler.gain_ns)
+    by_phases = refined is not cause and (not cause.known or refined.kind != cause.kind)
+    return refined, (queries.PHASE_TIME, window) if by_phases else by_calls
 
 
 def _sharpened(case: Case, straggler: Straggler, onset: int, cause: Cause, peers: _Peers) -> Sharpened:
@@ -297,6 +294,26 @@ def share_out(losses: Sequence[Loss]) -> None:
         loss.loss_ns = part * max(most_ns, seen_ns)
 
 
+def cpu_action(where: str, phase: str) -> str:
+    """What to do about ranks whose CPUs are late.
+
+    Args:
+        where: The ranks, in words.
+        phase: In which phase of a step, or range of the program; empty: not determined.
+    """
+    if phase == "checkpoint":
+        return (
+            f"See why {where} saves checkpoints in steps in which the others do not, and what disk or network it saves "
+            "to."
+        )
+    if phase == "":
+        return f"Look at the CPU of {where}: other processes on its cores, affinity, garbage collection, frequency."
+    return (
+        f"See what {where} does in {phase_text(phase)} that the others do not, and whether it can do that in fewer "
+        "steps or in a thread of its own."
+    )
+
+
 def suspect_of(case: Case, loss: Loss) -> Suspect:
     """The ranks as a suspect."""
     straggler, step_ns = loss.straggler, case.step.now_ns
@@ -307,16 +324,10 @@ def suspect_of(case: Case, loss: Loss) -> Suspect:
         "(TRITON_CACHE_DIR, CUDA_CACHE_PATH) that it cannot write.",
         "data_loading": f"Look at the data loader of {where}: its workers, prefetching, and the disk or network it "
         "reads from.",
-        "kernel_issue_stall": f"Look at the CPU of {where}: other processes on its cores, affinity, garbage "
-        "collection, frequency.",
+        "kernel_issue_stall": cpu_action(where, loss.cause.phase),
         "compute_straggler": f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC) and move "
         "the rank if it stays slow.",
     }
-    if loss.phase == "checkpoint":
-        actions["kernel_issue_stall"] = (
-            f"See why {where} saves checkpoints in steps in which the others do not, and what disk or network it saves "
-            "to."
-        )
     guessed = bool(loss.cause.phase) or not (loss.cause.known or loss.kernels)
     if loss.cause.kind == "compute_straggler" and (guessed or case.on_cpus):
         actions["compute_straggler"] = f"See what {where} does there that the others do not" + (

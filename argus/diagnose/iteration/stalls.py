@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from argus.diagnose.case import Case, evidence
 from argus.diagnose.causes import lost_time
 from argus.diagnose.causes.contention import explain_jitter
-from argus.diagnose.causes.cpu_time import attribute, attribute_by_phases
+from argus.diagnose.causes.cpu_time import attribute, refine
 from argus.diagnose.causes.crowded import explain_crowded_jitter
 from argus.diagnose.ranks.lateness import ALPHA, RECENT_STEPS, by_chance
 from argus.diagnose.ranks.slow_gpus import LEAST_SHARE
@@ -402,23 +402,23 @@ def _side(now: gpu_times.GpuTimes, rank: int, steps: list[int], lead_ns: float) 
 
 
 def _explain_by_cpu(case: Case, suspect: Suspect, stalling: _StallingRank) -> None:
-    """Turns the stalls of a rank into ``data_loading`` where it waits for its data for longer than the others in every
-    step: a CPU that is ahead of its GPU makes up for most of that."""
+    """Turns the stalls of a rank into ``data_loading``, or ``kernel_issue_stall`` with a phase, where it takes longer
+    than the others before the copy of its batch in every step: a CPU that is ahead of its GPU makes up for most of
+    that."""
     others = lost_time.some([rank for rank in case.hosts if rank != stalling.rank])
     at = {**case.params, "first": stalling.since, "last": case.last, "ranks": [stalling.rank, *others]}
     late = (stalling.rank,)
-    cause = attribute(case.query(queries.CPU_TIME, at), late, stalling.lead_ns)
-    shown = queries.CPU_TIME
-    if cause.kind != "data_loading":
-        by_phase = attribute_by_phases(case.query(queries.PHASE_TIME, at), late, stalling.lead_ns)
-        if by_phase is None or by_phase.kind != "data_loading":
-            return
-        cause, shown = by_phase, queries.PHASE_TIME
-    suspect.kind, suspect.phase, suspect.level = cause.kind, "data_loading", "phase"
-    suspect.evidence.append(evidence(cause.text, shown, at))
+    by_calls = attribute(case.query(queries.CPU_TIME, at), late, stalling.lead_ns)
+    cause = refine(by_calls, case.query(queries.PHASE_TIME, at), late, stalling.lead_ns)
+    if "data_loading" not in (by_calls.kind, cause.kind):
+        return
+    where = f"rank {stalling.rank}"
+    suspect.kind, suspect.phase, suspect.level = cause.kind, cause.phase or "data_loading", "phase"
+    suspect.evidence.append(evidence(cause.text, queries.CPU_TIME if cause is by_calls else queries.PHASE_TIME, at))
     suspect.action = (
-        f"Look at the data loader of rank {stalling.rank}: its workers, prefetching, and the disk or network it reads "
-        "from."
+        f"Look at the data loader of {where}: its workers, prefetching, and the disk or network it reads from."
+        if cause.kind == "data_loading"
+        else lost_time.cpu_action(where, cause.phase)
     )
 
 

@@ -29,7 +29,6 @@ from argus.model.units import elapsed
 from argus.semantics.gpu.flops import Achieved
 from argus.semantics.gpu.usage import GpuSteps, GpuUsage
 from argus.semantics.phases.cpu import METHODS as PHASE_METHODS
-from argus.semantics.phases.cpu import PHASES
 from argus.semantics.phases.gpu import GPU_METHODS, GPU_OPS, GPU_PHASES, OF_NCCL, Transfers, What, communicates
 from argus.store.open import Store
 from argus.store.runs import _flush, flush_whole, new_run
@@ -221,7 +220,7 @@ def _write_rank(
 
 
 def _write_phases(writer: Writer, recording: Recording, rows: NDArray[np.void], shared: dict[str, Any]) -> None:
-    parts = phases_of(recording, rows)
+    parts, names = phases_of(recording, rows)
     if not len(parts):
         return
     at = np.searchsorted(rows["step"], parts["step"])
@@ -230,7 +229,7 @@ def _write_phases(writer: Writer, recording: Recording, rows: NDArray[np.void], 
         {
             **shared, **{name: parts[name].copy() for name in ("step", "duration_ns", "overlapped_ns", "spans")},
             "ts": rows["ts_ns"][at].astype(np.int64),
-            "phase": dictionary(parts["phase"].astype(np.int32), list(PHASES)),
+            "phase": dictionary(parts["phase"].astype(np.int32), names),
             "method": dictionary(parts["method"].astype(np.int32), list(PHASE_METHODS)),
             "confidence": parts["confidence"].copy(),
         },

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from argus.diagnose.iteration.stalls import _explain_by_cpu
 from argus.diagnose.read import queries
 from argus.diagnose.run import diagnose
 from argus.diagnose.stored import diagnose_store
@@ -146,3 +148,31 @@ def test_five_of_eight_steps_are_not_every_step(shared: Store) -> None:
         for steps in ((1, 2, 4, 5, 7), range(8))
     )
     assert (five, eight) == (["jitter"], ["kernel_issue_stall"])
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "action"),
+    [
+        ("data_loading", "data_loading", "Look at the data loader of rank 1"),
+        ("checkpoint", "kernel_issue_stall", "See why rank 1 saves checkpoints"),
+        ("my_logging", "kernel_issue_stall", "See what rank 1 does in my_logging"),
+    ],
+)
+def test_what_a_rank_does_before_the_copy_of_its_batch_is_seen_by_its_phases(
+    phase: str, kind: str, action: str
+) -> None:
+    """Rank 1 takes 8 ms longer than rank 0 before the copy, in one of its phases."""
+    places = [(rank, step) for step in range(10) for rank in (0, 1)]
+    rank, step = (np.array(column) for column in zip(*places, strict=True))
+    none = np.zeros(len(rank))
+    calls = {"rank": rank, "step": step, "sync_ns": none, "module_ns": none, "data_ns": 8e6 * rank, "other_ns": none}
+    spent = {"rank": rank, "step": step, "phase": np.full(len(rank), phase), "duration_ns": 1e5 + 8e6 * rank}
+    case: Any = SimpleNamespace(
+        hosts={0: "a", 1: "a"}, params={"job": "j", "run": 1}, last=9,
+        query=lambda sql, _: calls if sql == queries.CPU_TIME else spent,
+    )  # fmt: skip
+    suspect: Any = SimpleNamespace(kind="jitter", phase="", level="iteration", evidence=[], action="")
+    stalling: Any = SimpleNamespace(rank=1, since=0, lead_ns=8e6)
+    _explain_by_cpu(case, suspect, stalling)
+    assert (suspect.kind, suspect.phase, suspect.level) == (kind, phase, "phase")
+    assert suspect.action.startswith(action)

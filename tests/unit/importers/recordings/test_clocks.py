@@ -138,7 +138,7 @@ def test_phases_of_annotations(tmp_path: Path) -> None:
     loading = []
     for each in recordings:
         rows = steps[each.rank].rows
-        found = phases_of(each, rows)
+        found, _ = phases_of(each, rows)
         for step, duration in zip(rows["step"].tolist(), rows["duration_ns"].tolist(), strict=True):
             assert found["duration_ns"][found["step"] == step].sum() == duration
         spent = {name: found["duration_ns"][found["phase"] == code] for code, name in enumerate(PHASES)}
@@ -167,13 +167,13 @@ def test_phases_of_what_people_name(tmp_path: Path) -> None:
     ]
     for at in begin:
         recording.ranges += [("async save", at + 1000 * part, at + 1000 * (part + 1), 2) for part in range(8)]
-    found = phases_of(recording, rows)
+    found, _ = phases_of(recording, rows)
     spent = {PHASES[code]: found["duration_ns"][found["phase"] == code].tolist() for code in range(len(PHASES))}
     assert [spent[name][0] for name in ("data_loading", "forward", "backward", "optimizer", "checkpoint")] == [
         100_000, 200_000, 500_000, 100_000, 30_000,
     ]  # fmt: skip
     recording.ranges = [("something", at, at + 500_000, 1) for at in begin]
-    assert not len(phases_of(recording, rows)), "nothing names a phase"
+    assert not len(phases_of(recording, rows)[0]), "nothing names a phase"
 
 
 @pytest.mark.parametrize(("before", "after", "factor", "found"), [
