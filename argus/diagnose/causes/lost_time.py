@@ -308,6 +308,16 @@ def cpu_action(where: str, phase: str) -> str:
         )
     if phase == "":
         return f"Look at the CPU of {where}: other processes on its cores, affinity, garbage collection, frequency."
+    usual = {
+        "forward": ": hooks, values that are read back (.item()), work on the CPU between layers.",
+        "backward": ": hooks on gradients, values that are read back (.item()).",
+        "optimizer": ": a loop over parameters instead of foreach=True or fused=True, norms that are read back "
+        "(.item()), states in host memory.",
+        "other": " between the marked parts of a step: logging, metrics, callbacks.",
+    }
+    if phase in usual:
+        in_phase = "" if phase == "other" else f" in the {phase}"
+        return f"See what the CPU of {where} does{in_phase}{usual[phase]}"
     return (
         f"See what {where} does in {phase_text(phase)} that the others do not, and whether it can do that in fewer "
         "steps or in a thread of its own."

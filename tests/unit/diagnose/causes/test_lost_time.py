@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose.causes.lost_time import _by_cpu, _Peers
+from argus.diagnose.causes.lost_time import _by_cpu, _Peers, cpu_action
 from argus.diagnose.read import queries
 
 MS = 1e6
@@ -42,3 +42,18 @@ def test_where_the_newest_steps_have_no_phases_those_since_the_onset_say_why(see
     assert (cause.kind, sql) == ("data_loading", queries.PHASE_TIME)
     assert window["first"] == asked[-1] == (980 if seen.start > 980 else 300)
     assert peers.window["first"] == 980
+
+
+@pytest.mark.parametrize(
+    ("phase", "begins"),
+    [
+        ("", "Look at the CPU of rank 1: other processes on its cores"),
+        ("optimizer", "See what the CPU of rank 1 does in the optimizer: a loop over parameters"),
+        ("forward", "See what the CPU of rank 1 does in the forward: hooks"),
+        ("checkpoint", "See why rank 1 saves checkpoints"),
+        ("other", "See what the CPU of rank 1 does between the marked parts of a step: logging"),
+        ("my_logging", "See what rank 1 does in my_logging that the others do not"),
+    ],
+)
+def test_what_to_do_about_a_late_cpu_depends_on_the_phase(phase: str, begins: str) -> None:
+    assert cpu_action("rank 1", phase).startswith(begins)
