@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from argus.diagnose.owners import owner_of
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Finding
+from argus.model.units import named_hosts
 
 
 def findings_of(suspects: Sequence[Suspect], job: str, run: int, lost_ns: float | None = None) -> list[Finding]:
@@ -45,7 +46,7 @@ def _finding(suspect: Suspect, share: float) -> Finding:
     finding = Finding(
         kind=suspect.kind,
         ranks=suspect.ranks,
-        hosts=suspect.hosts,
+        hosts=named_hosts(suspect.hosts),
         steps=[suspect.since, suspect.last],
         phase=suspect.phase,
         kernels=suspect.kernels,

@@ -29,7 +29,6 @@ from argus.importers.recordings.flops import works_of
 from argus.importers.recordings.recording import (
     CALL,
     MOST_NS,
-    UNKNOWN_HOST,
     UNKNOWN_TYPE,
     CpuRange,
     Progress,
@@ -41,6 +40,7 @@ from argus.importers.regular import open_regular
 from argus.model.calls import TORCH_DTYPE
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.records import GPU_OP, GpuKind
+from argus.model.units import UNKNOWN_HOST
 from argus.semantics.gpu.flops import OPERATORS, work_of
 from argus.semantics.steps.range_names import role_of
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from argus import __version__
+from argus.model.units import UNKNOWN_HOST
 from argus.store.open import Store
 from argus.store.runs import flush_whole, new_run
 from argus.store.writer import Writer
 
 _WITHOUT_HOST = frozenset({"parallel_layout", "communicators", "dumped_groups", "dumped_calls"})
 """Tables that have no column for it."""
-HOST = "unknown"
+HOST = UNKNOWN_HOST
 """The host of ranks for which a recording names none."""
 
 

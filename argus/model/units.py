@@ -10,6 +10,8 @@ _DURATIONS = (("µs", 1e3, 1e3), ("ms", 1e6, 1e6), ("s", 1e9, 1e10))
 """Units beyond ns: how many ns they are, and from how many on they are used."""
 RANKS_LISTED = 8
 """Ranks that a sentence names; of more it gives the number."""
+UNKNOWN_HOST = "unknown"
+"""Stands for a host that nothing names: of recordings of one host, of logs, and of dumps."""
 _ROUNDED = 0.9995
 """What is above so much of a unit would have four digits in the one below it: 999.6 µs are 1.00 ms."""
 
@@ -126,6 +128,18 @@ def ranks_text(ranks: Sequence[int], most: int = RANKS_LISTED) -> str:
     if not len(ranks):
         return ""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks, most)}"
+
+
+def named_hosts(hosts: Iterable[str]) -> list[str]:
+    """Names of hosts, each once, without :data:`UNKNOWN_HOST`."""
+    return [host for host in dict.fromkeys(hosts) if host not in ("", UNKNOWN_HOST)]
+
+
+def ranks_on(ranks: Sequence[int], hosts: Iterable[str]) -> str:
+    """Ranks in a sentence, and up to four hosts that they are on: rank 3 on node-0. Hosts without a name are left
+    out."""
+    names = named_hosts(hosts)
+    return ranks_text(ranks) + (f" on {', '.join(names[:4])}" if names else "")
 
 
 def rank_pattern(ranks: Sequence[int]) -> str:

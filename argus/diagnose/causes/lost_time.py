@@ -28,7 +28,7 @@ from argus.diagnose.ranks.lateness import WINDOWS, Lateness, Straggler
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
-from argus.model.units import duration, ranks_text
+from argus.model.units import duration, ranks_on, ranks_text
 
 REFERENCES = 16
 """Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
@@ -328,7 +328,7 @@ def suspect_of(case: Case, loss: Loss) -> Suspect:
     """The ranks as a suspect."""
     straggler, step_ns = loss.straggler, case.step.now_ns
     names = case.hosts_of(straggler.ranks)
-    where = ranks_text(list(straggler.ranks)) + (f" on {', '.join(names[:4])}" if names else "")
+    where = ranks_on(straggler.ranks, names)
     actions = {
         "jit_stall": f"Find what compiles or loads GPU code in every step of {where}: shapes that change, or a cache "
         "(TRITON_CACHE_DIR, CUDA_CACHE_PATH) that it cannot write.",

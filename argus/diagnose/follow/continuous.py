@@ -24,7 +24,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Evidence, Verdict
 from argus.model.statistics import low_median
-from argus.model.units import duration
+from argus.model.units import duration, ranks_on
 
 SURE_STEP = 0.8
 """Steps whose boundary is less sure are left out, as in :mod:`argus.diagnose.run`."""
@@ -153,7 +153,7 @@ class Continuous:
             if not newest[place] >= 1 + self.least:
                 continue
             rank = int(self.ranks[place])
-            where = f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "")
+            where = ranks_on([rank], [hosts.get(rank, "")])
             how = "gradually" if event.kind == "ramp" else "at once"
             text = (
                 f"since step {event.step} the GPU of {where} computes and idles for {newest[place]:.2f} times as long "

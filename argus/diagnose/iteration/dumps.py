@@ -19,7 +19,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Collective, Evidence, Verdict
 from argus.model.text import counted
-from argus.model.units import rank_text, ranks_text, seconds
+from argus.model.units import named_hosts, rank_text, ranks_text, seconds
 
 SURE, UNRECORDED, UNSURE = 0.9, 0.8, 0.5
 """Confidence where ranks at fault were dumped, where one is named for having no dump, and where they are some of those
@@ -232,7 +232,7 @@ def _suspect(
     return Suspect(
         kind="hang",
         ranks=culprits,
-        hosts=list(dict.fromkeys(hosts[rank] for rank in culprits if hosts.get(rank, "unknown") != "unknown")),
+        hosts=named_hosts(hosts.get(rank, "") for rank in culprits),
         since=0,
         last=0,
         phase="communication",

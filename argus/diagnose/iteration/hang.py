@@ -25,7 +25,7 @@ from argus.diagnose.read.observed import Observed, Silence, on_cpus_alone, silen
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.verdict import Collective, Evidence
-from argus.model.units import duration, elapsed, rank_text, ranks_text
+from argus.model.units import duration, elapsed, named_hosts, rank_text, ranks_text
 from argus.semantics.stacks.stack import label
 
 SEEN_S = 5.0
@@ -448,7 +448,8 @@ def _places(stacks: StackReader, alive: list[int], others: list[int], window: tu
 def _action_at(place: Place, alive: list[int], hosts: dict[int, str], *, on_cpus: bool) -> str:
     rank = place.ranks[0]
     where = label(place.frames[place.odd], lines=True)
-    on = f" on {hosts[rank]}" if rank in hosts else ""
+    named = named_hosts([hosts.get(rank, "")])
+    on = f" on {named[0]}" if named else ""
     if not place.differs and place.peers:
         text = (
             f"{ranks_text(alive).capitalize()}{on}: its threads are where those of the others are ({where}). Look "

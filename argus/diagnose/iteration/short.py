@@ -28,7 +28,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
 from argus.model.statistics import low_median, row_medians
-from argus.model.units import duration, ranks_text
+from argus.model.units import duration, ranks_on
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -315,7 +315,7 @@ def _suspect(
     those: str = "with the same work",
 ) -> Suspect:
     count = len(numbers)
-    where = ranks_text([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
+    where = ranks_on([rank], [hosts.get(rank, "")])
     text = (
         f"{launches.kernels} kernels take {launches.slower:.2f} times as long on the GPU of {where} as on the {peers} "
         f"{those}, {duration(excess_ns)} more a step, in each of the {count} steps that were recorded"
@@ -347,7 +347,7 @@ def _suspect_by_kernels(
     shown: str,
 ) -> Suspect:
     count = len(numbers)
-    where = ranks_text([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
+    where = ranks_on([rank], [hosts.get(rank, "")])
     evidence: list[Evidence] = [
         {
             "text": f"{one.kernel} takes {one.factor:.2f} times as long on {where} as on ranks with the same work, "

@@ -24,7 +24,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
 from argus.model.statistics import mad
-from argus.model.units import duration, ranks_text
+from argus.model.units import duration, ranks_on, ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -428,7 +428,7 @@ def _suspect(
     window: Mapping[str, Any],
 ) -> Suspect:
     names = case.hosts_of(slow)
-    where = ranks_text(list(slow)) + (f" on {', '.join(names[:4])}" if names else "")
+    where = ranks_on(slow, names)
     cost = sum(one.cost_ns for one in kernels)
     visible = cost >= case.threshold * step_ns
     shown = runnable_sql(queries.KERNEL_TIME, window)

@@ -24,7 +24,7 @@ from argus.diagnose.read.transfers import P2P, Transfers
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.diagnose.verdict import Evidence
 from argus.model.statistics import low_median
-from argus.model.units import duration, listed, rank_pattern
+from argus.model.units import duration, listed, named_hosts, rank_pattern
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -288,7 +288,8 @@ def _suspect(
     if indistinct and len(ranks) == len(members):
         text = "all of its ranks take as long as its slowest link, so which of them it is does not show in their times"
         evidence.append({"text": text, "sql": shown})
-    where = f" on {', '.join(names[:4])}" if names else ""
+    known = named_hosts(names)
+    where = f" on {', '.join(known[:4])}" if known else ""
     size = now.nbytes[worst.number] / max(now.calls[worst.number], 1.0)
     test = _by_halves(op, size, ranks, hosts) if indistinct else f"run NCCL's test there: {nccl_test(op, size, 1)}."
     return SlowLinkSuspect(

@@ -25,7 +25,7 @@ from argus.diagnose.read.peers import Mesh
 from argus.diagnose.read.query import Query
 from argus.diagnose.suspect import Suspect, slowdown_of
 from argus.model.statistics import MEDIAN, low_median, mad, row_medians
-from argus.model.units import duration, ranks_text
+from argus.model.units import duration, ranks_on
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -478,7 +478,7 @@ def _longer_since(case: Case, onset: int) -> float:
 def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
     step_ns = float(np.median(case.durations[-WINDOWS[0] :]))
     names = case.hosts_of(slow.ranks)
-    where = ranks_text(slow.ranks) + (f" on {', '.join(names[:4])}" if names else "")
+    where = ranks_on(slow.ranks, names)
     visible = slow.cost_ns >= case.threshold * step_ns
     # Random waits in a pipeline shrink behind a rank that is always the last: the step is longer by a part of the rest.
     least_ns = min(_longer_since(case, onset), slow.waited_ns) if gpus.mesh.staged else np.inf

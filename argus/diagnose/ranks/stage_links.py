@@ -18,7 +18,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import WINDOWS, GpuWindow, levels
 from argus.diagnose.read.transfers import P2P
 from argus.diagnose.suspect import Suspect, slowdown_of
-from argus.model.units import duration
+from argus.model.units import duration, ranks_on
 
 LEAST = 2.0
 """Times as long as on the other boundaries. Links of one kind differ by less."""
@@ -80,7 +80,7 @@ def detect(case: Case) -> list[Suspect]:
             confidence=0.9 if others > FEWEST else 0.7,
             level="phase",
             evidence=[evidence(text, queries.STAGE_TRANSFERS, window)],
-            action=f"Check the link between these ranks on {', '.join(hosts)}: nvidia-smi nvlink -e, ibstat and the "
+            action=f"Check the link between {ranks_on(worst.ranks, hosts)}: nvidia-smi nvlink -e, ibstat and the "
             f"ports' error counters, ethtool -S; run NCCL's test there: "
             f"{nccl_test(P2P, worst.nbytes, 1)}.",
         )

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.importers.recordings.collectives import POINT_TO_POINT
-from argus.importers.recordings.recording import UNKNOWN_HOST, Int, Recording
+from argus.importers.recordings.recording import Int, Recording
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.statistics import median_deviation
-from argus.model.units import duration, ranks_text
+from argus.model.units import UNKNOWN_HOST, duration, ranks_text
 
 AGREE_NS = 50_000
 """Clocks that differ by less are one: no lateness that a diagnosis reports is as small. Hosts that follow NTP are 50 us

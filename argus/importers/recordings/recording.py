@@ -18,6 +18,7 @@ from argus.model import calls as hooked
 from argus.model import records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.records import COLLECTIVE, GPU_OP
+from argus.model.units import UNKNOWN_HOST
 from argus.semantics.gpu.flops import WORK
 from argus.semantics.gpu.usage import union
 from argus.semantics.phases.gpu import communicates, kinds_of, what_of
@@ -45,8 +46,6 @@ MARK = np.dtype([("number", "<i8"), ("begin_ns", "<i8"), ("end_ns", "<i8")])
 """One step that the recording itself marks."""
 MOST_NS = 1 << 62
 """Times are below that, and what is added to them: the year 2116."""
-UNKNOWN_HOST = "unknown"
-"""The host of a recording that names none."""
 UNKNOWN_TYPE = 255
 """``COLLECTIVE["dtype"]`` that stands for none known."""
 

@@ -69,6 +69,9 @@ def test_a_slow_loader_is_still_data_loading(tmp_path: Path, capsys: pytest.Capt
     verdict = verdict_of(tmp_path / "traces", tmp_path, capsys)
     (finding,) = verdict["findings"]
     assert (finding["kind"], finding["ranks"]) == ("data_loading", [2])
+    # Nothing names the host of these recordings.
+    assert finding["hosts"] == []
+    assert "unknown" not in json.dumps(finding)
 
 
 # ---- which ranges are phases

@@ -122,3 +122,9 @@ def test_times_are_written_by_one_function() -> None:
     """``duration`` and what is made of it: what formats by itself writes 3 ms as 0.0 s, and an hour as 3600 s."""
     times = re.compile(r"\{[^{}\n]+\} ?(?:s|ms|µs|us|ns|min|h|seconds?|minutes?|hours?)\b")
     assert by_hand(times) == {name: sorted(texts) for name, texts in TIMES_BY_HAND.items()}
+
+
+def test_ranks_on_hosts_without_a_name() -> None:
+    assert units.ranks_on([2], ["node-1"]) == "rank 2 on node-1"
+    assert units.ranks_on((2, 3), ["node-1", "unknown", "node-1", "node-2", ""]) == "ranks 2, 3 on node-1, node-2"
+    assert units.ranks_on([2], ["unknown"]) == units.ranks_on([2], [""]) == "rank 2"

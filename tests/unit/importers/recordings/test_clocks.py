@@ -17,9 +17,10 @@ from argus.importers import kineto
 from argus.importers.recordings.clocks import AGREE_NS, compare_clocks, find_hosts, host_in_path, hosts_given
 from argus.importers.recordings.groups import find_communicators
 from argus.importers.recordings.phases import phases_of
-from argus.importers.recordings.recording import UNKNOWN_HOST, Recording
+from argus.importers.recordings.recording import Recording
 from argus.importers.recordings.steps import find_all_steps
 from argus.model.errors import ArgusError
+from argus.model.units import UNKNOWN_HOST
 from argus.semantics.phases.cpu import PHASES
 from argus.store.open import Store
 from tests.builders.kineto_job import Job, make, right
