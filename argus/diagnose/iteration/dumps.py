@@ -243,6 +243,7 @@ def _suspect(
         evidence=evidence,
         action=_action(front, culprits, doubt),
         collective=collective,
+        owner=_owner(query, params, front, culprits, doubt),
     )
 
 
@@ -364,6 +365,25 @@ def _called(query: Query, params: Mapping[str, Any], waits: Sequence[Wait]) -> E
 def _caller(frames: Sequence[str]) -> str:
     """The innermost frame that is not of PyTorch's own way to a collective."""
     return next((frame for frame in frames if not any(word in frame for word in WRAPPERS)), frames[0])
+
+
+def _owner(query: Query, params: Mapping[str, Any], front: Wavefront, culprits: Sequence[int], doubt: str) -> str:
+    """Who has to act on a hang: one of :data:`argus.diagnose.kinds.OWNERS`; empty: the kind's owner.
+
+    A GPU that does not go on, a rank that is gone, and a call that all ranks made are the infrastructure's. Where the
+    dump of a rank that did not come to a call has the place of its last one, its code is to be read; else the platform
+    has to find out.
+    """
+    reasons = {front.at_fault.get(rank) for rank in culprits}
+    if "differs" in reasons or front.circle:
+        return "model"
+    if doubt and reasons != {"absent"}:
+        return ""
+    late = [rank for rank in culprits if front.at_fault.get(rank) == "late"]
+    if not culprits or reasons & {"stalled", "held"} or not late:
+        return "" if reasons == {None} and len(culprits) == 1 else "infrastructure"
+    frames = [query(queries.DUMPED_RANK, {**params, "rank": rank})["frames"].tolist() for rank in late]
+    return "model" if any(len(each) for of_rank in frames for each in of_rank) else "platform"
 
 
 def _action(front: Wavefront, culprits: list[int], doubt: str) -> str:

@@ -387,6 +387,8 @@ def _suspect(query: Query, silent: _Silent, missing_ranks: _Missing, stacks: Sta
             {"text": f"{ranks_text(dead)} has no process any more", "sql": runnable_sql(queries.STATES, params)}
         )
         action = f"Restart the job, and find out what ended {ranks_text(dead)}: its log, the kernel log (OOM, XID)."
+    # The call that all ranks came to does not go on; nor does a rank that has no process any more.
+    owner = "infrastructure" if dead or (not missing and len(hosts) > 1) else ""
     level = "phase"
     alone = sorted(hosts) if len(hosts) == 1 else []
     if not circle and (alive := [rank for rank in missing or alone if rank not in dead]):
@@ -399,6 +401,8 @@ def _suspect(query: Query, silent: _Silent, missing_ranks: _Missing, stacks: Sta
             at = {**params, "ranks": alive[:MISSING], "from_ns": window[0], "to_ns": window[1]}
             evidence += [{"text": place.text, "sql": runnable_sql(queries.PLACES, at)} for place in places[:ROLES]]
             action = _action_at(places[0], alive, hosts, on_cpus=on_cpus)
+            if not places[0].differs and places[0].peers:
+                owner = "infrastructure"
         else:
             action += f" {_dump(query, params, alive)}"
     last = int(params["last"])
@@ -416,6 +420,7 @@ def _suspect(query: Query, silent: _Silent, missing_ranks: _Missing, stacks: Sta
         evidence=evidence,
         action=action,
         collective=collective,
+        owner=owner,
     )
 
 

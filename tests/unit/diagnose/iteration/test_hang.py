@@ -106,8 +106,9 @@ def test_only_threads_that_are_elsewhere_are_reported() -> None:
 # ---- from a store
 
 
-def hung_job(store: Store, job: str, *, stacks: bool) -> None:
-    """Eight ranks on two hosts; rank 6 stops after a while, and is traced for 30 s more."""
+def hung_job(store: Store, job: str, *, stacks: bool = False, alike: bool = False, ended: bool = False) -> None:
+    """Eight ranks on two hosts; rank 6 stops after a while, and is traced for 30 s more. ``alike``: its threads are
+    where the others' are; ``ended``: it has no process any more."""
     ranks = list(range(8))
     hosts = [f"node-{rank // 4}" for rank in ranks]
     with Writer(store, source="test") as writer:
@@ -115,7 +116,8 @@ def hung_job(store: Store, job: str, *, stacks: bool) -> None:
         writer.append("ranks", {
             "job": job, "run": 1, "rank": ranks, "host": hosts, "pid": [1000 + rank for rank in ranks],
             "local_rank": [rank % 4 for rank in ranks], "rank_source": "torchrun", "started": T0, "exe": "python",
-            "command": "python train.py", "libraries": [[]] * 8, "probes": 0, "state": "traced", "version": 2,
+            "command": "python train.py", "libraries": [[]] * 8, "probes": 0, "version": 2,
+            "state": ["exited" if ended and rank == 6 else "traced" for rank in ranks],
         })  # fmt: skip
         writer.append("communicators", {
             "job": job, "run": 1, "rank": ranks, "comm": 5, "comm_group": 77, "comm_rank": ranks, "nranks": 8,
@@ -136,10 +138,10 @@ def hung_job(store: Store, job: str, *, stacks: bool) -> None:
         })  # fmt: skip
         if stacks:
             usual = stack(MAIN, py("train", 20), native("cudaStreamSynchronize", "/usr/lib/libcudart.so.13"))
-            odd = stack(MAIN, py("train", 31), py("read_shard", 7, "/app/data.py"), native("read"))
+            odd = usual if alike else stack(MAIN, py("train", 31), py("read_shard", 7, "/app/data.py"), native("read"))
             store_stacks(writer, [
                 Row(rank, odd if rank == 6 else usual, ms, "off", ns=2000 * MS, last_ms=ms + 2000,
-                    reason="read" if rank == 6 else "driver")
+                    reason="read" if rank == 6 and not alike else "driver")
                 for rank in ranks for ms in range(HUNG_MS + 10_000, HUNG_MS + 30_000, 2000)
             ], job=job)  # fmt: skip
 
@@ -153,8 +155,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def verdicts(url: str) -> dict[str, Verdict]:
     with open_store(url) as store:
         found = {}
-        for job in ("sampled", "plain"):
-            hung_job(store, job, stacks=job == "sampled")
+        for job in ("sampled", "plain", "alike", "ended"):
+            hung_job(store, job, stacks=job in ("sampled", "alike"), alike=job == "alike", ended=job == "ended")
             found[job] = verdict = diagnose_store(store, job, 1)
             jsonschema.validate(json.loads(json.dumps(verdict)), json_schema())
             for finding in verdict["findings"]:
@@ -169,6 +171,7 @@ def test_a_hang_names_the_collective_the_rank_and_the_line(verdicts: dict[str, V
     assert verdict["status"] == "hung"
     (finding,) = verdict["findings"]
     assert (finding["ranks"], finding["hosts"], finding["level"]) == ([6], ["node-1"], "stack")
+    assert finding["owner"] == "model"
     assert finding["collective"] == {
         "op": "AllGather", "comm_group": "77", "seq": STEPS, "came": [0, 1, 2, 3, 4, 5, 7], "missing": [6],
         "dimension": "",
@@ -181,6 +184,18 @@ def test_a_hang_names_the_collective_the_rank_and_the_line(verdicts: dict[str, V
     )
     assert "of ranks 0-5,7 most wait (driver) in train (app/train.py:20)" in text
     assert "rank 6 on node-1 stays in read_shard (app/data.py:7): argus stacks --rank 6" in finding["action"]
+
+
+def test_whose_a_hang_is(verdicts: dict[str, Verdict]) -> None:
+    """A process that ended, and a GPU or network that does not go on, are none of the training code."""
+    (ended,) = verdicts["ended"]["findings"]
+    assert "rank 6 has no process any more" in [evidence["text"] for evidence in ended["evidence"]]
+    (alike,) = verdicts["alike"]["findings"]
+    assert "its threads are where those of the others are" in alike["action"]
+    owners = {job: verdict["findings"][0]["owner"] for job, verdict in verdicts.items()}
+    assert owners == {
+        "sampled": "model", "plain": "model", "alike": "infrastructure", "ended": "infrastructure",
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("verdicts")

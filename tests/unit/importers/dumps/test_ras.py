@@ -119,7 +119,8 @@ def test_a_rank_that_does_not_answer_is_named(
     dead: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = judged(url, f"gone{dead}", reports(tmp_path, report([9, 9, 9, 9], gone=[1], dead=dead)), capsys)
-    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [1])
+    (finding,) = found["findings"]
+    assert (found["status"], finding["ranks"], finding["owner"]) == ("hung", [1], "infrastructure")
 
 
 def test_the_missing_comma_and_what_is_no_report(tmp_path: Path) -> None:
