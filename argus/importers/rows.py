@@ -31,7 +31,7 @@ class ImportReport:
         ranks: Global ranks in it.
         begin_ns, end_ns: When it began and ended, wall-clock ns.
         world_size: Ranks of the whole job; 0: not known.
-        hosts: Of each of ``ranks``; empty: not known.
+        hosts, pids: Of each of ``ranks``; empty: not known.
         rank_source: Where the ranks come from, for ``ranks.rank_source``; empty: their order, if hosts are known, else
             the recording.
         counters: What was guessed or left out, by name. None of it is a loss.
@@ -40,6 +40,7 @@ class ImportReport:
 
     ranks: list[int] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
     rank_source: str = ""
     begin_ns: int = 0
     end_ns: int = 0
@@ -92,7 +93,8 @@ def store_run(
             flush_whole(writer, job, run)
         if report.ranks:
             writer.append("ranks", {
-                **shared, "host": report.hosts or HOST, "rank": np.array(report.ranks, np.uint32), "pid": 0,
+                **shared, "host": report.hosts or HOST, "rank": np.array(report.ranks, np.uint32),
+                "pid": np.array(report.pids or np.zeros(len(report.ranks)), np.uint32),
                 "local_rank": -1, "rank_source": report.rank_source or ("order" if report.hosts else "trace"),
                 "started": np.full(len(report.ranks), report.begin_ns, np.int64), "exe": "", "command": path,
                 "libraries": [[] for _ in report.ranks], "probes": 0, "state": "imported", "version": version,

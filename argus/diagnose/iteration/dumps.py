@@ -53,7 +53,7 @@ def conclude(query: Query, params: Mapping[str, Any], verdict: Verdict) -> bool:
     verdict["findings"] = findings_of([suspect], verdict["job"], verdict["run"])
     if not recorded.all():
         absent = dumps["rank"][~recorded].astype(np.int64).tolist()
-        verdict["reason"] = f"there is no dump of {ranks_text(absent)}"
+        verdict["reason"] = "; ".join(filter(None, _missing(absent, snapshot)))
     return True
 
 
@@ -68,6 +68,10 @@ def read(
     states = zip(dumps["rank"].astype(np.int64).tolist(), dumps["state"].tolist(), strict=True)
     for rank, state in states:
         (seen.ranks if state == "dumped" else seen.absent).add(rank)
+    for rank, host, pid, state in _rows(dumps, "rank", "host", "pid", "state"):
+        if state in ("dead", "unresponsive"):
+            seen.silent[rank] = f"rank {rank} ({', '.join([*named_hosts([host]), *([f'pid {pid}'] if pid else [])])})"
+            seen.dead |= {rank} if state == "dead" else set()
     groups = query(queries.DUMPED_GROUPS, params)
     for group, name, description, ranks in _rows(groups, "comm_group", "name", "description", "ranks"):
         label = description if description not in ("", "undefined") else f"process group {name}"
@@ -221,7 +225,7 @@ def _suspect(
         evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_LAST, params)})
     doubt = _ambiguity(front, culprits, seen)
     sure = set(culprits) == set(front.at_fault) and not doubt
-    unrecorded = any(front.at_fault.get(rank) == "absent" for rank in culprits)
+    unrecorded = any(front.at_fault.get(rank) == "absent" and rank not in seen.silent for rank in culprits)
     collective = None
     if waits:
         wait = waits[0]
@@ -241,7 +245,7 @@ def _suspect(
         confidence=UNSURE if not sure or not culprits else UNRECORDED if unrecorded else SURE,
         level="phase",
         evidence=evidence,
-        action=_action(front, culprits, doubt),
+        action=_action(front, culprits, doubt, seen),
         collective=collective,
         owner=_owner(query, params, front, culprits, doubt),
     )
@@ -255,7 +259,7 @@ def _culprits(front: Wavefront, seen: Snapshot) -> list[int]:
     if shown:
         missed = [{*wait.late, *wait.absent, *wait.held, *wait.differ} for wait in front.waits]
         absent &= set().union(*(them for them in missed if not them & shown))
-        absent = set() if len(absent) > _few(seen) else absent
+        absent = absent & set(seen.silent) if len(absent - set(seen.silent)) > _few(seen) else absent
     return sorted({*shown, *absent, *front.candidates})
 
 
@@ -276,7 +280,7 @@ def _ambiguity(front: Wavefront, culprits: Sequence[int], seen: Snapshot) -> str
             return f"or {ranks_text(wait.came)} made a call that the others do not make"
     if sum(not group.members for group in seen.groups.values()) > 1:
         return "the dumps do not list the ranks of their process groups, and equal numbers may be different groups"
-    if reasons == {"absent"} and len(culprits) > _few(seen):
+    if reasons == {"absent"} and len(set(culprits) - set(seen.silent)) > _few(seen):
         return "most of them may be well: import the dumps of all ranks"
     return ""
 
@@ -313,14 +317,15 @@ def _wait_text(wait: Wait, seen: Snapshot) -> str:
         if not other:
             return f"{came} for one another in a send and a receive of {_group_text(wait.group, seen)}"
         why = "which did not begin it" if wait.late else "of which there is no dump"
+        if set(other) <= set(seen.silent):
+            why = "; ".join(_missing(other, seen))
         return f"{came} to {verb} {ranks_text(other)} in {_group_text(wait.group, seen)}, {why}"
     text = f"{came} in {wait.op} {wait.seq} of {_group_text(wait.group, seen)}"
     if wait.late:
         reached = sorted({seen.issued.get((rank, wait.group), -1) for rank in wait.late})
         last = f" (its last is {reached[0]})" if len(wait.late) == 1 and reached[0] >= 0 else ""
         text += f"; {ranks_text(wait.late)} did not call it{last}"
-    if wait.absent:
-        text += f"; there is no dump of {ranks_text(wait.absent)}"
+    text = "; ".join([text, *_missing(wait.absent, seen)])
     for rank, call in list(wait.differ.items())[:SHOWN]:
         text += f"; rank {rank} called {call} there"
     if wait.differ and wait.usual:
@@ -329,6 +334,20 @@ def _wait_text(wait: Wait, seen: Snapshot) -> str:
     if held and len(held) < len(wait.came):
         text += f"; the GPU of {ranks_text(held)} had not come to it"
     return text
+
+
+def _missing(ranks: Sequence[int], seen: Snapshot) -> list[str]:
+    """Why there is no record of some ranks, in clauses: RAS says of each that it does not answer."""
+    without = [rank for rank in ranks if rank not in seen.silent]
+    clauses = [f"there is no dump of {ranks_text(without)}"] if without else []
+    for silent, dead in ((set(seen.silent) - seen.dead, False), (seen.dead, True)):
+        if these := [rank for rank in ranks if rank in silent]:
+            names = ", ".join(seen.silent[rank] for rank in these[:SHOWN])
+            more = f" and {len(these) - SHOWN} more" if len(these) > SHOWN else ""
+            one = len(these) == 1
+            text = f"RAS: {names}{more} {'does' if one else 'do'} not answer"
+            clauses.append(text + (f" and {'is' if one else 'are'} considered dead" if dead else ""))
+    return clauses
 
 
 def _about(query: Query, params: Mapping[str, Any], rank: int, front: Wavefront, seen: Snapshot) -> list[Evidence]:
@@ -386,7 +405,7 @@ def _owner(query: Query, params: Mapping[str, Any], front: Wavefront, culprits: 
     return "model" if any(len(each) for of_rank in frames for each in of_rank) else "platform"
 
 
-def _action(front: Wavefront, culprits: list[int], doubt: str) -> str:
+def _action(front: Wavefront, culprits: list[int], doubt: str, seen: Snapshot) -> str:
     them = ranks_text(culprits)
     if doubt:
         return f"Look at {them}: {doubt}."
@@ -402,6 +421,11 @@ def _action(front: Wavefront, culprits: list[int], doubt: str) -> str:
     if "differs" in reasons:
         return f"See why {them} called another collective than the others: the ranks' control flow differs."
     if reasons == {"absent"}:
+        if set(culprits) <= set(seen.silent):
+            named = ", ".join(seen.silent[rank] for rank in culprits[:SHOWN])
+            if set(culprits) <= seen.dead:
+                return f"Find out what ended {named}: its log, the kernel log (OOM, XID); then restart the job."
+            return f"See whether {named} still runs, and where: argus dump there, the kernel log (OOM, XID)."
         return (
             f"Find out what ended {them} (log, kernel log: OOM, XID). Where a dump was only not collected, "
             "import it, too."

@@ -99,6 +99,7 @@ class Snapshot:
         went_past: The last record that a rank's GPU completed; -1 or not there: none is known.
         last_ns: When a rank made its last call.
         absent: Ranks without a record of theirs, such as those that are dead.
+        silent: Those of them that NCCL's RAS reports not to answer, in words; ``dead``: that it considers dead.
     """
 
     groups: dict[int, Group] = field(default_factory=dict)
@@ -110,6 +111,8 @@ class Snapshot:
     went_past: dict[int, int] = field(default_factory=dict)
     last_ns: dict[int, int] = field(default_factory=dict)
     absent: set[int] = field(default_factory=set)
+    silent: dict[int, str] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,7 @@ def write(store: Store, job: str, reports: Sequence[Report]) -> tuple[int, Impor
         ranks=list(ranks.values()), begin_ns=ordered[0].at_ns, end_ns=last.at_ns, world_size=len(ranks)
     )
     report.hosts = [process[0] for process in ranks]
+    report.pids = [process[1] if 0 < process[1] < 2**32 else 0 for process in ranks]
     report.ranks = list(ranks.values())
     run = store_run(store, job, SOURCE, report, _tables(ordered, ranks), last.path)
     return run, report, {rank: process for process, rank in ranks.items()}

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 DUMPS = """
-SELECT rank, host, state, toUnixTimestamp64Nano(written) AS written_ns FROM dumps FINAL
-WHERE job = {job:String} AND run = {run:UInt32} ORDER BY rank
+SELECT d.rank AS rank, d.host AS host, d.source AS source, d.state AS state,
+       toUnixTimestamp64Nano(d.written) AS written_ns, r.pid AS pid
+FROM (SELECT * FROM dumps FINAL WHERE job = {job:String} AND run = {run:UInt32}) AS d
+LEFT ANY JOIN
+(
+  SELECT rank, pid FROM ranks FINAL WHERE job = {job:String} AND run = {run:UInt32}
+) AS r ON d.rank = r.rank
+ORDER BY rank
 """
-"""Which ranks a dump was imported of."""
+"""Which ranks a dump was imported of, and the process of each (0: not known)."""
 
 _DUMPED_CALLS = """
 SELECT rank, comm_group, record, seq, op, peer, p2p, state, retired, dtype, inputs, outputs,

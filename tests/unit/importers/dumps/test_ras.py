@@ -121,6 +121,12 @@ def test_a_rank_that_does_not_answer_is_named(
     found = judged(url, f"gone{dead}", reports(tmp_path, report([9, 9, 9, 9], gone=[1], dead=dead)), capsys)
     (finding,) = found["findings"]
     assert (found["status"], finding["ranks"], finding["owner"]) == ("hung", [1], "infrastructure")
+    silence = "rank 1 (10.0.0.0, pid 101) does not answer" + (" and is considered dead" if dead else "")
+    assert found["reason"] == f"RAS: {silence}"
+    assert finding["evidence"][0]["text"].endswith(f"; RAS: {silence}")
+    assert "rank 1 (10.0.0.0, pid 101)" in finding["action"]
+    assert "dump" not in finding["action"].replace("argus dump", "")
+    assert finding["confidence"] == 0.9
 
 
 def test_the_missing_comma_and_what_is_no_report(tmp_path: Path) -> None:
