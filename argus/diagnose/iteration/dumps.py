@@ -21,9 +21,12 @@ from argus.diagnose.verdict import Collective, Evidence, Verdict
 from argus.model.text import counted
 from argus.model.units import named_hosts, rank_text, ranks_text, seconds
 
-SURE, UNRECORDED, UNSURE = 0.9, 0.8, 0.5
-"""Confidence where ranks at fault were dumped, where one is named for having no dump, and where they are some of those
-possible."""
+SURE, UNRECORDED, UNSURE, UNLISTED = 0.9, 0.8, 0.5, 0.3
+"""Confidence where ranks at fault were dumped, where one is named for having no dump, where they are some of those
+possible, and where nobody is named since the dumps do not list the ranks of process groups."""
+UNLISTED_GROUPS = (
+    "the dumps do not list the ranks of their process groups, so that a rank which did not make the call is not seen"
+)
 LEAST_NS = 5_000_000_000
 """Dumps that were written less than this after the newest call are of a moment in which ranks may just have worked."""
 LONGEST_NS, TIMEOUTS = 14 * 86400 * 10**9, 2
@@ -49,8 +52,11 @@ def conclude(query: Query, params: Mapping[str, Any], verdict: Verdict) -> bool:
         verdict["reason"] = doubt
         return True
     verdict["status"] = "hung"
-    suspect = _suspect(query, params, front, snapshot, dumps, dated=dated)
-    verdict["findings"] = findings_of([suspect], verdict["job"], verdict["run"])
+    culprits, uncertain = _culprits(front, snapshot)
+    suspects = [_suspect(query, params, front, snapshot, dumps, culprits, dated=dated)]
+    if uncertain:
+        suspects.append(_without_dump(params, front, snapshot, dumps, uncertain))
+    verdict["findings"] = findings_of(suspects, verdict["job"], verdict["run"])
     if not recorded.all():
         absent = dumps["rank"][~recorded].astype(np.int64).tolist()
         verdict["reason"] = "; ".join(filter(None, _missing(absent, snapshot)))
@@ -177,6 +183,11 @@ def _doubt(front: Wavefront, seen: Snapshot, calls: Mapping[str, NDArray[Any]], 
         )
     named_any = front.at_fault or front.circle or not front.stuck
     if not named_any and not dated:
+        if _unlisted(front, seen):
+            return (
+                f"{_wait_text(front.stuck[0], seen)}, and {UNLISTED_GROUPS}. Dumps with pg_config (format 2.2 and "
+                "later) list them"
+            )
         return (
             f"{_wait_text(front.stuck[0], seen)}: all of them made the call, nobody is missing. The files do not say "
             "for how long it had been pending (their times are not those of the dump): if the job hung, look at "
@@ -199,10 +210,10 @@ def _suspect(
     front: Wavefront,
     seen: Snapshot,
     dumps: Mapping[str, NDArray[Any]],
+    culprits: list[int],
     *,
     dated: bool,
 ) -> Suspect:
-    culprits = _culprits(front, seen)
     waits = _waits_for(front, culprits)
     waited: list[Evidence] = []
     for wait in waits[:SHOWN]:
@@ -219,13 +230,10 @@ def _suspect(
     if front.stale:
         evidence.append({"text": _stale_text(front).split(":")[0] + f": {ranks_text(front.stale)} count as not dumped",
                          "sql": runnable_sql(queries.DUMPED_LAST, params)})  # fmt: skip
-    hosts = dict(zip(dumps["rank"].astype(np.int64).tolist(), dumps["host"].tolist(), strict=True))
     if not dated:
         text = "the files do not say for how long: if the job may have been running, dump all ranks again"
         evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_LAST, params)})
     doubt = _ambiguity(front, culprits, seen)
-    sure = set(culprits) == set(front.at_fault) and not doubt
-    unrecorded = any(front.at_fault.get(rank) == "absent" and rank not in seen.silent for rank in culprits)
     collective = None
     if waits:
         wait = waits[0]
@@ -236,13 +244,13 @@ def _suspect(
     return Suspect(
         kind="hang",
         ranks=culprits,
-        hosts=named_hosts(hosts.get(rank, "") for rank in culprits),
+        hosts=_hosts(dumps, culprits),
         since=0,
         last=0,
         phase="communication",
         lost_ns=1.0,
         slowdown=1.0,
-        confidence=UNSURE if not sure or not culprits else UNRECORDED if unrecorded else SURE,
+        confidence=_confidence(front, seen, culprits, doubt),
         level="phase",
         evidence=evidence,
         action=_action(front, culprits, doubt, seen),
@@ -251,16 +259,86 @@ def _suspect(
     )
 
 
-def _culprits(front: Wavefront, seen: Snapshot) -> list[int]:
-    """The ranks to name. One without a dump is not named where those who miss it miss another rank that is at fault,
-    nor where few dumps were collected and another rank is at fault."""
-    shown = {rank for rank, why in front.at_fault.items() if why != "absent"}
+def _hosts(dumps: Mapping[str, NDArray[Any]], ranks: Sequence[int]) -> list[str]:
+    hosts = dict(zip(dumps["rank"].astype(np.int64).tolist(), dumps["host"].tolist(), strict=True))
+    return named_hosts(hosts.get(rank, "") for rank in ranks)
+
+
+def _without_dump(
+    params: Mapping[str, Any],
+    front: Wavefront,
+    seen: Snapshot,
+    dumps: Mapping[str, NDArray[Any]],
+    ranks: list[int],
+) -> Suspect:
+    """Ranks without a dump that others wait for, and that may themselves wait for the ranks at fault."""
+    waits = sorted(_waits_for(front, ranks), key=lambda wait: not _held_up_by(wait) <= set(ranks))
+    evidence: list[Evidence] = [
+        {"text": _wait_text(wait, seen), "sql": runnable_sql(queries.DUMPED_CALL, {**params, "group": wait.group,
+                                                                                  "seq": wait.seq})}
+        for wait in waits[:1]
+    ]  # fmt: skip
+    one = len(ranks) == 1
+    do, they = ("does", "it") if one else ("do", "they")
+    text = f"no dump shows what {ranks_text(ranks)} {do}: {they} may be innocent and wait like the others"
+    evidence.append({"text": text, "sql": runnable_sql(queries.DUMPS, params)})
+    return Suspect(
+        kind="hang", ranks=ranks, hosts=_hosts(dumps, ranks), since=0, last=0, phase="communication", lost_ns=0.0,
+        slowdown=1.0, confidence=UNSURE, level="phase", evidence=evidence, owner="infrastructure",
+        action=f"Import the dump{'' if one else 's'} of {ranks_text(ranks)}, too; without one, see whether "
+        f"{'its process' if one else 'their processes'} had ended (log, kernel log: OOM, XID).",
+    )  # fmt: skip
+
+
+def _confidence(front: Wavefront, seen: Snapshot, culprits: Sequence[int], doubt: str) -> float:
+    """That these ranks are at fault. A rank without a dump makes that less sure only where it could be the one that the
+    others wait for: a rank whose own dump shows it late, stalled or elsewhere is so whatever the others did."""
+    if not culprits:
+        return UNLISTED if _unlisted(front, seen) else UNSURE
+    if doubt or not set(culprits) <= set(front.at_fault):
+        return UNSURE
+    held = {rank for rank in culprits if front.at_fault[rank] == "held"}
+    if any(held & set(wait.held) and wait.absent for wait in front.waits):
+        return UNSURE
+    unrecorded = any(front.at_fault[rank] == "absent" and rank not in seen.silent for rank in culprits)
+    return UNRECORDED if unrecorded else SURE
+
+
+def _culprits(front: Wavefront, seen: Snapshot) -> tuple[list[int], list[int]]:
+    """The ranks to name; and those without a dump that may as well wait for these.
+
+    A rank without a dump is not named where others miss it only behind a call in which they wait for another that is
+    at fault, nor where few dumps were collected and another rank is at fault. RAS itself reports who does not answer.
+    """
+    shown = {rank for rank, why in front.at_fault.items() if why != "absent" or rank in seen.silent}
     absent = set(front.at_fault) - shown
-    if shown:
-        missed = [{*wait.late, *wait.absent, *wait.held, *wait.differ} for wait in front.waits]
-        absent &= set().union(*(them for them in missed if not them & shown))
-        absent = absent & set(seen.silent) if len(absent - set(seen.silent)) > _few(seen) else absent
-    return sorted({*shown, *absent, *front.candidates})
+    if not shown:
+        return sorted({*absent, *front.candidates}), []
+    alone = [wait for wait in front.waits if not shown & _held_up_by(wait)]
+    absent &= set().union(*map(_held_up_by, alone))
+    absent = set() if len(absent) > _few(seen) else absent
+    absent &= set().union(*(_held_up_by(wait) for wait in alone if wait.first_of and set(wait.came) - shown))
+    waiting = _waiting_for(front, shown)
+    uncertain = {
+        rank for rank in absent
+        if any(rank in group.members and waiting & set(group.members) for group in seen.groups.values())
+    }  # fmt: skip
+    return sorted({*shown, *(absent - uncertain), *front.candidates}), sorted(uncertain)
+
+
+def _held_up_by(wait: Wait) -> set[int]:
+    """Whom those who wait in a call wait for."""
+    return {*wait.late, *wait.absent, *wait.held, *wait.differ}
+
+
+def _waiting_for(front: Wavefront, ranks: set[int]) -> set[int]:
+    """These ranks, those that wait for them, and those that wait for these."""
+    found = set(ranks)
+    while True:
+        more = {rank for wait in front.waits if found & _held_up_by(wait) for rank in wait.came} - found
+        if not more:
+            return found
+        found |= more
 
 
 def _few(seen: Snapshot) -> int:
@@ -278,11 +356,17 @@ def _ambiguity(front: Wavefront, culprits: Sequence[int], seen: Snapshot) -> str
         late = set(wait.late)
         if reasons == {"late"} and set(culprits) == late and len(late) > max(FEW, len(everybody) / 2):
             return f"or {ranks_text(wait.came)} made a call that the others do not make"
-    if sum(not group.members for group in seen.groups.values()) > 1:
+    if len(_unlisted(front, seen)) > 1:
         return "the dumps do not list the ranks of their process groups, and equal numbers may be different groups"
     if reasons == {"absent"} and len(set(culprits) - set(seen.silent)) > _few(seen):
         return "most of them may be well: import the dumps of all ranks"
     return ""
+
+
+def _unlisted(front: Wavefront, seen: Snapshot) -> set[int]:
+    """Process groups whose ranks the dumps do not list."""
+    groups = {*seen.groups, *(wait.group for wait in front.waits)}
+    return {group for group in groups if group not in seen.groups or not seen.groups[group].members}
 
 
 def _waits_for(front: Wavefront, culprits: Sequence[int]) -> list[Wait]:
@@ -407,6 +491,11 @@ def _owner(query: Query, params: Mapping[str, Any], front: Wavefront, culprits: 
 
 def _action(front: Wavefront, culprits: list[int], doubt: str, seen: Snapshot) -> str:
     them = ranks_text(culprits)
+    if not culprits and not front.circle and _unlisted(front, seen):
+        return (
+            f"Look at the processes of all ranks, then at the network: {UNLISTED_GROUPS}. Dumps with pg_config "
+            "(format 2.2 and later) list them."
+        )
     if doubt:
         return f"Look at {them}: {doubt}."
     if front.circle:
@@ -431,7 +520,7 @@ def _action(front: Wavefront, culprits: list[int], doubt: str, seen: Snapshot) -
             "import it, too."
         )
     if reasons & {"stalled", "held"}:
-        gpus = f"the GPUs of {them}"
-        return f"Look at {gpus} first (kernel log: XID, nvidia-smi -q), then at their processes."
+        gpus, processes = ("GPU", "its process") if len(culprits) == 1 else ("GPUs", "their processes")
+        return f"Look at the {gpus} of {them} first (kernel log: XID, nvidia-smi -q), then at {processes}."
     whose = "its" if len(culprits) == 1 else "their"
     return f"Look at {them}: what {whose} threads did, {whose} logs, {whose} GPUs."

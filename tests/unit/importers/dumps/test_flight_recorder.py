@@ -10,6 +10,7 @@ import pickletools
 import random
 import re
 from collections import Counter as Tally
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,67 @@ def test_ranks_at_fault_that_left_no_dump_are_named(
         if int(path.name.removeprefix("_dump_")) not in faults[without]:
             (tmp_path / path.name).write_bytes(path.read_bytes())
     found = imported(tmp_path, url, f"{name}-{without.start}{without.stop}", capsys)
-    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", faults), texts(found)
+    named = [rank for finding in found["findings"] for rank in finding["ranks"]]
+    assert (found["status"], sorted(named)) == ("hung", faults), texts(found)
+    for finding in found["findings"][1:]:
+        assert set(finding["ranks"]) <= set(faults[without])
+        assert finding["confidence"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+@pytest.mark.parametrize("missing", [(3, 10), range(8)], ids=["two", "half"])
+def test_innocent_ranks_without_a_dump_make_nothing_less_sure(
+    name: str, missing: Sequence[int], tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that shows the ranks at fault is in the dumps that there are."""
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"the published dumps are not at {DATA} (ARGUS_REFERENCE_DATA)")
+    faults = [int(rank) for rank in re.findall(r"Rank (\d+), fault_type", (folder / "fault_injection.log").read_text())]
+    for path in folder.glob("_dump_*"):
+        if int(path.name.removeprefix("_dump_")) not in missing:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    found = imported(tmp_path, url, f"{name}-innocent-{len(missing)}", capsys)
+    assert (found["findings"][0]["ranks"], found["findings"][0]["confidence"]) == (faults, 0.9)
+    for other in found["findings"][1:]:
+        assert (set(other["ranks"]) <= set(missing), other["confidence"], other["share"]) == (True, 0.5, 0.0)
+        assert "may be innocent" in other["evidence"][-1]["text"]
+    assert len(found["findings"]) <= 2
+
+
+def test_what_a_ranks_own_dump_shows_is_sure_without_those_of_others(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hang = run(flight_dumps.job(1, 1, 8), [Fault("cpu", 3, 12)])
+    (one,) = imported(flight_dumps.write(tmp_path / "d", hang, absent=(6,)), url, "six is missing", capsys)["findings"]
+    assert (one["ranks"], one["confidence"]) == ([3], 0.9)
+
+
+@pytest.mark.parametrize("dated", [True, False])
+def test_without_the_ranks_of_groups_nobody_is_said_to_be_there(
+    dated: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that did not make the call cannot be missed then."""
+    folder = flight_dumps.write(tmp_path / "d", run(flight_dumps.job(1, 1, 4), [Fault("cpu", 1, 10)]))
+    latest = 0
+    for path in folder.iterdir():
+        dump = pickle.loads(path.read_bytes())
+        del dump["pg_config"]
+        dump["entries"] = [entry for entry in dump["entries"] if entry["state"] != "completed"]
+        latest = max([latest, *(entry["time_created_ns"] for entry in dump["entries"])])
+        path.write_bytes(pickle.dumps(dump, protocol=2))
+    for path in folder.iterdir():
+        os.utime(path, ns=(latest, latest + (600 if dated else 86_400 * 365) * 10**9))
+    found = imported(folder, url, f"no groups {dated}", capsys)
+    said = "the dumps do not list the ranks of their process groups"
+    if not dated:
+        assert (found["status"], found["findings"]) == ("inconclusive", [])
+        assert said in found["reason"]
+        assert "nobody is missing" not in found["reason"]
+        return
+    (finding,) = found["findings"]
+    assert (finding["ranks"], finding["confidence"]) == ([], 0.3), texts(found)
+    assert said in finding["action"]
 
 
 # ---- what is stored
