@@ -117,7 +117,7 @@ def import_inspector(paths: tuple[Path, ...], job: str | None, output_format: st
     with open_store(store_url) as store:
         run, stored = inspector.write(store, job, log, str(paths[0]))
         url = store.url
-    rows = len(log.columns["seq"])
+    rows = len(log.columns["seq"]) - stored.counters["collectives_repeated"]
     if output_format == "json":
         click.echo(json.dumps({
             "job": job, "run": run, "store": url, "collectives": rows, "communicators": len(log.communicators),

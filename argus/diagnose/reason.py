@@ -24,6 +24,9 @@ NOTHING = "nothing to diagnose"
 """How the reason begins where a trace holds nothing that could be diagnosed."""
 EPISODE = 0.1
 """Share by which steps must have taken longer for a while to be mentioned, as of a regression."""
+APART, MOSTLY = 1.5, 0.6
+"""A rank comes last to a collective where any other is in it for so many times as long; it is mentioned if it does so
+in such a share of them."""
 REFERENCES = 16
 """Processes of which it is asked what they do."""
 
@@ -190,6 +193,25 @@ def without_steps(query: Query, params: Mapping[str, Any], seen: Mapping[str, ND
     ):
         return f"{NOTHING}: {text}, ran no Python and computed nothing; {describe(doing)}"
     return f"{text}: " + (describe(doing) if doing else "they hang, wait or idle")
+
+
+def waits_least(query: Query, params: Mapping[str, Any]) -> str:
+    """Which rank the others wait for, by the collectives that NCCL's Inspector logged; empty: none stands out.
+
+    Who comes last to a collective waits for nobody, and is in it for the shortest time.
+    """
+    rows = query(queries.WAITS_LEAST, {**params, "apart": APART})
+    if not len(rows["rank"]):
+        return ""
+    group, rank, clear = (rows[name][0] for name in ("comm_group", "rank", "clear"))
+    many = int(rows["collectives"][rows["comm_group"] == group].sum())
+    if many < MIN_STEPS or clear < MOSTLY * many:
+        return ""
+    return (
+        f"rank {int(rank)} waits least in {int(clear)} of {many} logged collectives "
+        f"({duration(float(rows['least_ns'][0]))}, the others {duration(float(rows['others_ns'][0]))}): it comes last "
+        "to them"
+    )
 
 
 def _history(case: Case) -> str:

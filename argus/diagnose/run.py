@@ -21,7 +21,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.ahead import Ahead, remembered
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.query import Query, of_job
-from argus.diagnose.reason import conclude, name_failed, without_steps
+from argus.diagnose.reason import conclude, name_failed, waits_least, without_steps
 from argus.diagnose.verdict import SCHEMA, Verdict
 from argus.diagnose.whatif import dependencies, operations, relief
 from argus.diagnose.whatif.dependencies import Layout, Operations
@@ -208,7 +208,8 @@ def _by_other_than_steps(verdict: Verdict, query: Query, params: Mapping[str, An
     since_ns = params["since_ns"]
     verdict["reason"] = "no whole training step was seen" + (" since then" if since_ns else "")
     if not since_ns:
-        verdict["reason"] = without_steps(query, params, query(queries.LAST_LOOK, params)) or verdict["reason"]
+        reason = without_steps(query, params, query(queries.LAST_LOOK, params)) or verdict["reason"]
+        verdict["reason"] = "; ".join(filter(None, [reason, waits_least(query, params)]))
 
 
 def _by_few_steps(verdict: Verdict, case: Case) -> None:

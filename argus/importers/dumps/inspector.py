@@ -156,12 +156,17 @@ def write(store: Store, job: str, log: Log, path: str) -> tuple[int, ImportRepor
     """
     columns = {name: np.frombuffer(values, np.int64) for name, values in log.columns.items()}
     ranks = _ranks(log, columns)
+    first = _first(columns)
+    repeated = len(first) - int(first.sum())
+    columns = {name: values[first] for name, values in columns.items()}
     dated = columns["ts"][columns["ts"] > 0]
     middle = int(np.median(dated)) if len(dated) else time.time_ns()
     kept = np.abs(columns["ts"] - middle) < _YEAR_NS // 12
     report = ImportReport(world_size=max(size for _, size in log.communicators), losses=Tally(log.losses))
     report.begin_ns = int(columns["ts"][kept].min()) if kept.any() else middle
     report.end_ns = int((columns["ts"] + columns["ns"])[kept].max()) if kept.any() else middle
+    if repeated:
+        report.counters["collectives_repeated"] = repeated
     if not kept.all():
         report.counters["calls_of_a_wrong_time"] = int(len(kept) - kept.sum())
     order = sorted(range(len(ranks)), key=lambda place: int(ranks[place]))
@@ -169,6 +174,14 @@ def write(store: Store, job: str, log: Log, path: str) -> tuple[int, ImportRepor
     report.ranks, report.hosts = [int(ranks[place]) for place in order], [hosts[place][0] for place in order]
     chosen = {name: values[kept] for name, values in columns.items()}
     return store_run(store, job, SOURCE, report, _tables(log, chosen, ranks), path), report
+
+
+def _first(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """Which rows are the first of their communicator, rank and number: a log that is given twice counts once."""
+    keys = np.stack([columns[name] for name in ("comm", "rank", "seq", "op")])
+    first = np.zeros(keys.shape[1], np.bool_)
+    first[np.unique(keys, axis=1, return_index=True)[1]] = True
+    return first
 
 
 def _ranks(log: Log, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -8,6 +8,23 @@ WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} 
 """
 """Every operation of some steps, in no order."""
 
+WAITS_LEAST = """
+SELECT comm_group, least_rank AS rank, count() AS collectives, countIf(next_ns >= {apart:Float64} * first_ns) AS clear,
+       toFloat64(quantileExact(0.5)(first_ns)) AS least_ns, toFloat64(quantileExact(0.5)(middle_ns)) AS others_ns
+FROM
+(
+  SELECT comm_group, argMin(rank, duration_ns) AS least_rank, min(duration_ns) AS first_ns,
+         arraySort(groupArray(duration_ns)) AS sorted, sorted[2] AS next_ns,
+         sorted[intDiv(length(sorted), 2) + 1] AS middle_ns
+  FROM collective_waits
+  WHERE job = {job:String} AND run = {run:UInt32} AND duration_ns > 0
+  GROUP BY comm_group, step, op HAVING count() > 1
+)
+GROUP BY comm_group, least_rank ORDER BY clear DESC, comm_group, rank
+"""
+"""Which rank of each communicator spent the least time in how many of the collectives that several ranks logged,
+and in how many of these clearly."""
+
 STEP_TIMES = """
 SELECT rank, step, toFloat64(any(duration_ns)) AS duration_ns FROM iterations
 WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}

@@ -160,7 +160,28 @@ def test_inspector_logs_are_stored(tmp_path: Path, url: str, capsys: pytest.Capt
     assert found["waited"].tolist() == [600_000, 600_000, 0, 600_000]
     assert hosts["host"].tolist() == ["node0", "node0", "node1", "node1"]
     main(["diagnose", "--job", "inspected", "--format", "json", "--store", url])
-    assert json.loads(capsys.readouterr().out)["status"] == "inconclusive"
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == "inconclusive"
+    assert found["reason"] == (
+        "no whole training step was seen; rank 2 waits least in 20 of 20 logged collectives (300 µs, the others "
+        "900 µs): it comes last to them"
+    )
+
+
+def test_a_log_that_is_given_twice_counts_once(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(4):
+        inspect(tmp_path / f"node-pid{100 + rank}.log", rank)
+    (tmp_path / "copy.log").write_bytes((tmp_path / "node-pid101.log").read_bytes())
+    assert main(["import", "inspector", str(tmp_path), "--job", "twice", "--store", url]) == 0
+    shown = capsys.readouterr().out
+    assert "80 collectives of 1 communicator" in shown
+    assert "collectives repeated 20" in shown
+    with open_store(url) as store:
+        sql = "SELECT count() AS n FROM collectives WHERE job = 'twice'"
+        assert query_columns(store, sql)["n"].tolist() == [80]
+    # All are in them for as long.
+    main(["diagnose", "--job", "twice", "--format", "json", "--store", url])
+    assert json.loads(capsys.readouterr().out)["reason"] == "no whole training step was seen"
 
 
 @pytest.mark.parametrize("verb", sorted(command.commands))
