@@ -282,7 +282,8 @@ def align_hosts(query: Query, job: str, run: int) -> Hosts | None:
         run: Its tracing session.
 
     Returns:
-        None: the run has one host, or its times did not come from clocks of several hosts (imported, simulated).
+        None: the run has one host, or its times did not come from clocks of several hosts (simulated, or logs without
+        calls).
     """
     params: dict[str, Any] = {"job": job, "run": run}
     several = query(queries.SEVERAL, params)

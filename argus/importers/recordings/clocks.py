@@ -68,7 +68,8 @@ class Apart:
 
 @dataclass(frozen=True)
 class Clock:
-    """A recording's clock against the first one's: as :class:`Apart`, summed up over the ranks in between."""
+    """A recording's clock against the first one's: as :class:`Apart`, summed up over the ranks in between.
+    ``error_ns``: the median scatter, which is no bound."""
 
     offset_ns: int
     error_ns: int
@@ -473,7 +474,8 @@ def _clock_notes(recordings: Sequence[Recording], clocks: Mapping[int, Clock]) -
         apart = duration(max(offsets) - min(offsets))
         notes.append(
             f"clocks of {len(hosts)} hosts are up to {apart} apart, as "
-            f"collectives show, give or take {duration(error)}; argus diagnose allows for it"
+            f"collectives show, whose ends scatter by {duration(error)}; argus diagnose allows for it, and says how "
+            "far off they are at most"
         )
     if unknown:
         some = ", ".join(map(str, unknown[:8])) + ", …" * (len(unknown) > 8)

@@ -60,7 +60,8 @@ def test_clocks_are_known_from_collectives_alone(tmp_path: Path, job: Job) -> No
     assert found == pytest.approx({rank: offset[0] - offset[rank] for rank in range(4)}, abs=5)
     differ = {round(one / (AGREE_NS / 1000)) for one in offset}
     assert len(set(hosts)) >= len(differ) - 1 > 1
-    assert "argus diagnose allows for it" in notes[-1]
+    assert "whose ends scatter by" in notes[-1]
+    assert "argus diagnose allows for it, and says how far off they are at most" in notes[-1]
     found, hosts, notes = placed(read(job, tmp_path / "one"))
     assert found == pytest.approx(dict.fromkeys(range(4), 0.0), abs=5)
     assert set(hosts) == {"worker" if job.names == "same" else UNKNOWN_HOST}
