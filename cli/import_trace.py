@@ -191,6 +191,9 @@ def import_whatif(path: Path, meta: Path | None, job: str | None, output_format:
     help="Column with the rank, a number or a name. Default: the number in each file's name.",
 )
 @click.option("--step-column", required=True, metavar="NAME", help="Column with the number of the step.")
+@click.option(
+    "--epoch-column", metavar="NAME", help="Column with the number of the epoch, if step numbers begin again in each."
+)
 @click.option("--duration-column", metavar="NAME", help="Column with how long the step took. Default: the phases' sum.")
 @click.option(
     "--phase",
@@ -218,6 +221,7 @@ def import_iterations(
     paths: tuple[Path, ...],
     rank_column: str | None,
     step_column: str,
+    epoch_column: str | None,
     duration_column: str | None,
     phases: tuple[str, ...],
     host_column: str | None,
@@ -238,13 +242,14 @@ def import_iterations(
         --phase communication=comm_ms --phase waiting=wait_ms --time-column ts
     """
     columns = iterations_csv.Columns(
-        rank_column, step_column, duration_column, unit or "ms", _phases(phases), host_column, time_column
+        rank_column, step_column, duration_column, unit or "ms", _phases(phases), host_column, time_column, epoch_column
     )
     job = job or _name(paths)
     with open_store(store_url) as store:
         stored = iterations_csv.write(store, job, paths, columns)
         url = store.url
     notes = [] if unit else ["durations are taken as ms (--unit)"]
+    notes += stored.notes
     if stored.names is not None:
         listed = ", ".join(f"{rank} is {name}" for rank, name in enumerate(stored.names[:8]))
         notes.append(f"ranks are numbered in order of appearance: {listed}" + ", …" * (len(stored.names) > 8))
@@ -253,7 +258,8 @@ def import_iterations(
         summary = {
             "job": job, "run": stored.run, "store": url, "file": str(paths[0]), "files": stored.files,
             "rows": stored.rows, "ranks": len(stored.report.ranks), "steps": list(stored.steps), "names": stored.names,
-            "phases": list(columns.phases), "counters": dict(stored.report.counters), "notes": notes,
+            "phases": list(columns.phases), "counters": {**stored.report.losses, **stored.report.counters},
+            "notes": notes,
         }  # fmt: skip
         click.echo(json.dumps(summary, indent=2))
         return

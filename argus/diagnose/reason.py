@@ -18,6 +18,7 @@ from argus.diagnose.ranks.layout import stages_alike, unknown_partners
 from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
+from argus.model.counters import describe_all
 from argus.model.units import duration, ranks_text
 
 NOTHING = "nothing to diagnose"
@@ -66,6 +67,9 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
             verdict["reason"] = logged.note
         elif world_size > ranks:
             verdict["reason"] = f"{ranks} of {world_size} ranks were traced, and none of them holds up the others"
+        elif case.lateness is None and logged is not None and verdict["coverage"]["dropped"]:
+            lost = describe_all(verdict["coverage"]["dropped"])
+            verdict["reason"] = f"nothing slows the job down in the rows that count, but others were left out: {lost}"
         elif unknown := unknown_partners(case):
             verdict["reason"] = unknown
         else:

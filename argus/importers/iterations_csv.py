@@ -2,8 +2,9 @@
 
 Files are read in blocks (:mod:`argus.importers.tables`), twice: once to check every row, so that a file with a row that
 makes no sense leaves nothing in the store, and once to store them. They may be of any size; 8 bytes a row are kept
-to detect rows that occur twice. Without a column of times the steps of each rank are stored one after the other, as if
-the first had begun now.
+to detect rows of a rank and step that occur twice. If there are any, files are read once more, and some 100 bytes a row
+are kept, to find out what they mean (:mod:`argus.importers.numbering`). Without a column of times the steps of each
+rank are stored one after the other, as if the first had begun now.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from argus.importers import tables
+from argus.importers.numbering import Numbering, Rows, number
 from argus.importers.rows import HOST, ImportReport, store_run
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
@@ -59,6 +61,7 @@ class Columns:
         phases: Columns of timers, by the name of the phase.
         host: None: not logged.
         time: When a row was logged, at the end of its step; None: not logged.
+        epoch: The number of the epoch, where step numbers begin again in each; None: not logged.
     """
 
     rank: str | None
@@ -68,10 +71,11 @@ class Columns:
     phases: Mapping[str, str] = field(default_factory=dict)
     host: str | None = None
     time: str | None = None
+    epoch: str | None = None
 
     def wanted(self) -> list[str]:
         """All columns that are read."""
-        several = [self.rank, self.step, self.duration, *self.phases.values(), self.host, self.time]
+        several = [self.rank, self.step, self.duration, *self.phases.values(), self.host, self.time, self.epoch]
         return [name for name in several if name is not None]
 
 
@@ -90,11 +94,16 @@ class _Reading:
     """When the first step began and the last one ended, wall ns."""
     unit: float = 0.0
     """Of a column of times that are numbers, ns; 0: not seen."""
+    twice: bool = False
+    """Rows of a rank and step that had a row were seen."""
+    numbers: Int | None = None
+    """The steps of all rows, in file order, as they are stored; -1: the row does not count. None: as logged."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What was stored. ``names``: of ranks that are no numbers, by rank; None: they are numbers."""
+    """What was stored. ``names``: of ranks that are no numbers, by rank; None: they are numbers. ``notes``: what was
+    concluded of the rows, clauses."""
 
     run: int
     files: int
@@ -102,6 +111,7 @@ class Stored:
     steps: tuple[int, int]
     names: list[str] | None
     report: ImportReport
+    notes: list[str]
 
 
 def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns) -> Stored:
@@ -126,11 +136,16 @@ def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns
         pass
     if not checked.rows:
         raise ArgusError(f"{files[0]} has no rows", "It needs one for each rank and step", EXIT_USAGE)
-    reading, begun = _Reading(), report.begin_ns
-    report = ImportReport(begin_ns=checked.spans[0] if columns.time else begun)
+    reading, begun = _Reading(unit=checked.unit), report.begin_ns
+    report = ImportReport(begin_ns=begun)
+    notes: list[str] = []
+    if checked.twice or columns.epoch is not None:
+        numbering, checked.spans = _number(files, ranks, columns, checked.unit, begun)
+        reading.numbers, notes = numbering.steps, numbering.notes
+        report.counters.update(numbering.counters)
+        report.losses.update(numbering.losses)
     if columns.time:
-        report.end_ns = checked.spans[1]
-    reading.unit = checked.unit
+        report.begin_ns, report.end_ns = checked.spans
 
     def stored() -> Iterator[tuple[str, Mapping[str, Any]]]:
         for by_table in _blocks(files, ranks, columns, reading, report):
@@ -145,7 +160,30 @@ def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns
 
     where = str(paths[0]) if len(paths) == 1 else f"{len(files)} files"
     run = store_run(store, job, "iterations", report, stored(), where)
-    return Stored(run, len(files), reading.rows, reading.steps, reading.names, report)
+    return Stored(run, len(files), reading.rows, reading.steps, reading.names, report, notes)
+
+
+def _number(
+    files: Sequence[Path], ranks: Mapping[Path, int], columns: Columns, unit: float, begin_ns: int
+) -> tuple[Numbering, tuple[int, int]]:
+    """Which rows count, and as which step, of a log that has rows of a rank and step twice; and when the first of these
+    steps began and the last one ended.
+
+    Raises:
+        ArgusError: What repeated step numbers mean is not clear.
+    """
+    reading, parts = _Reading(unit=unit), []
+    for path in files:
+        row = 1
+        for block in tables.blocks(path, columns.wanted()):
+            parts.append(_parsed(path, block, ranks.get(path), columns, row, reading, begin_ns).summary())
+            row += len(parts[-1][0])
+            reading.rows += len(parts[-1][0])
+    rank, step, content, duration, ends, epochs = (np.concatenate(each) for each in zip(*parts, strict=True))
+    timed, by_epoch = columns.time is not None, columns.epoch is not None
+    numbering = number(Rows(rank, step, content, ends if timed else None, epochs if by_epoch else None))
+    kept = numbering.steps >= 0
+    return numbering, (int((ends - duration)[kept].min()), int(ends[kept].max()))
 
 
 def _check_columns(columns: Columns) -> None:
@@ -200,20 +238,64 @@ def _blocks(
                 yield by_table
 
 
-def _rows(
+@dataclass(frozen=True)
+class _Parsed:
+    """Rows of one block.
+
+    Attributes:
+        rank, step: Shape (rows,).
+        took: ns.
+        spent: Of each phase, ns; NaN: not logged.
+        ends: When they were logged, wall ns; None: not logged.
+        hosts: None: not logged.
+        epochs: None: not logged.
+    """
+
+    rank: Int
+    step: Int
+    took: Float
+    spent: dict[str, Float]
+    ends: Int | None
+    hosts: NDArray[np.str_] | None
+    epochs: Int | None
+
+    def chosen(self, kept: NDArray[np.bool_]) -> _Parsed:
+        """Some of the rows."""
+        return _Parsed(
+            self.rank[kept], self.step[kept], self.took[kept],
+            {phase: values[kept] for phase, values in self.spent.items()},
+            None if self.ends is None else self.ends[kept], None if self.hosts is None else self.hosts[kept],
+            None if self.epochs is None else self.epochs[kept],
+        )  # fmt: skip
+
+    def summary(self) -> tuple[Int, Int, Int, Int, Int, Int]:
+        """Rank, step, a hash of times, duration, end and epoch of each row; 0 of what is not logged."""
+        nothing = np.zeros(len(self.rank), np.int64)
+        ends = nothing if self.ends is None else self.ends
+        content = ends.astype(np.uint64)
+        for values in (self.took, *self.spent.values()):
+            # Two rounds of xorshift and multiplication, as splitmix64 ends.
+            content = (content ^ (content >> np.uint64(31)) ^ values.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+            content = (content ^ (content >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        epochs = nothing if self.epochs is None else self.epochs
+        return self.rank, self.step, content.view(np.int64), np.rint(self.took).astype(np.int64), ends, epochs
+
+
+def _parsed(
     path: Path,
     block: Mapping[str, pa.Array],
     given: int | None,
     columns: Columns,
     first: int,
     reading: _Reading,
-    report: ImportReport,
-) -> dict[str, dict[str, Any]]:
-    """One block; empty: all of its rows were there before.
+    begin_ns: int,
+) -> _Parsed:
+    """The rows of a block.
 
     Args:
         given: The rank of the file; None: a column has it.
         first: The number of its first row.
+        begin_ns: When a log began that counts seconds from its begin.
     """
     count = len(block[columns.step])
     for name in columns.wanted():
@@ -235,19 +317,40 @@ def _rows(
         rank = np.full(count, given or 0, np.int64)
     ends = None
     if columns.time is not None:
-        ends = _times(path, columns.time, block[columns.time], first, reading, report.begin_ns)
+        ends = _times(path, columns.time, block[columns.time], first, reading, begin_ns)
     hosts = None
     if columns.host is not None:
         hosts = np.char.strip(_texts(block[columns.host]).astype(str))
         hosts[hosts == ""] = HOST
         reading.hosts |= dict(zip(rank.tolist(), hosts.tolist(), strict=True))
-    kept = _new(rank << 32 | step, reading)
+    epochs = None
+    if columns.epoch is not None:
+        epochs = _whole(path, columns.epoch, block[columns.epoch], first, "the number of an epoch")
+    return _Parsed(rank, step, took, spent, ends, hosts, epochs)
+
+
+def _rows(
+    path: Path,
+    block: Mapping[str, pa.Array],
+    given: int | None,
+    columns: Columns,
+    first: int,
+    reading: _Reading,
+    report: ImportReport,
+) -> dict[str, dict[str, Any]]:
+    """Rows of one block as they are stored; empty: none of them counts."""
+    parsed = _parsed(path, block, given, columns, first, reading, report.begin_ns)
+    if reading.numbers is not None:
+        step = reading.numbers[reading.rows : reading.rows + len(parsed.rank)]
+        if len(step) < len(parsed.rank):
+            raise ArgusError(f"{path} grew while it was read", "Import it when it is whole, or a copy", EXIT_USAGE)
+        parsed, kept = replace(parsed, step=step), step >= 0
+    else:
+        kept = _new(parsed.rank << 32 | parsed.step, reading)
+        reading.twice |= not kept.all()
     if not kept.all():
-        report.counters["rows_repeated"] += int((~kept).sum())
-        rank, step, took = rank[kept], step[kept], took[kept]
-        spent = {phase: values[kept] for phase, values in spent.items()}
-        ends = None if ends is None else ends[kept]
-        hosts = None if hosts is None else hosts[kept]
+        parsed = parsed.chosen(kept)
+    rank, step, took, spent, ends = parsed.rank, parsed.step, parsed.took, parsed.spent, parsed.ends
     if not len(rank):
         return {}
     reading.steps = (min(reading.steps[0], int(step.min())), max(reading.steps[1], int(step.max())))
@@ -267,8 +370,8 @@ def _rows(
     where: Any = HOST
     if reading.names is not None:
         where = [reading.names[one] for one in rank.tolist()]
-    if hosts is not None:
-        where = hosts.tolist()
+    if parsed.hosts is not None:
+        where = parsed.hosts.tolist()
     shared = {"rank": rank.astype(np.uint32), "step": step.astype(np.uint32), "ts": begins, "host": where}
     by_table: dict[str, dict[str, Any]] = {"iterations": {
         **shared, "duration_ns": duration.astype(np.uint64), "collectives": 0, "launches": 0, "method": "imported",
@@ -444,11 +547,11 @@ def _texts(values: pa.Array) -> NDArray[np.str_]:
     return np.asarray(values.to_numpy(zero_copy_only=False).astype(str))
 
 
-def _whole(path: Path, name: str, values: pa.Array, first: int) -> Int:
+def _whole(path: Path, name: str, values: pa.Array, first: int, what: str = "the number of a step") -> Int:
     texts = _texts(values)
     found = _numbers(path, name, texts, np.ones(len(texts), bool), first)
     wrong = ~np.isfinite(found) | (found != np.rint(found)) | (found < 0) | (found > 2**32 - 1)
-    _check(path, name, values, wrong, first, "the number of a step")
+    _check(path, name, values, wrong, first, what)
     return found.astype(np.int64)
 
 

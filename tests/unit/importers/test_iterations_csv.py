@@ -71,13 +71,13 @@ def test_rows_are_stored_as_steps(tmp_path: Path, url: str, monkeypatch: pytest.
     assert stored(url, "SELECT countIf(ended IS NULL), any(launcher) FROM jobs FINAL") == [(0, "iterations")]
 
 
-def test_rows_that_are_there_twice_are_counted(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_contradict_others_are_a_loss(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "BLOCK_BYTES", 64)
     path = table(tmp_path / "times.csv", steady(2, 20))
     path.write_text(path.read_text() + "3,1,77\n3,1,78\n19,0,79\n")
     assert main(["import", "iterations", str(path), *OPTIONS, "--store", url]) == 0
     assert stored(url, "SELECT count(), uniqExact(rank, step) FROM iterations") == [(40, 40)]
-    assert stored(url, "SELECT counter, value, loss FROM coverage FINAL") == [("rows_repeated", 3, False)]
+    assert stored(url, "SELECT counter, value, loss FROM coverage FINAL") == [("rows_contradicting", 3, True)]
 
 
 def test_ranks_with_names_are_numbered(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def table(log: Log) -> pa.Table:
 
 def test_timers_are_stored_as_phases(tmp_path: Path, url: str) -> None:
     path = tmp_path / "log.csv"
-    path.write_text(f"{HEAD}\n0,0,10,1,7.5\n1,0,10,,8\n0,1,10,4,7\n0,1,99,1,1\n")
+    path.write_text(f"{HEAD}\n0,0,10,1,7.5\n1,0,10,,8\n0,1,10,4,7\n0,1,10,4,7\n")
     assert imported(url, path) == 0
     rows = stored(url, "SELECT rank, step, phase, duration_ns, method FROM phases ORDER BY rank, step, phase")
     assert rows == [
