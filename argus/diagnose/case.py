@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -57,6 +57,10 @@ class Asked:
     whole: bool = True
 
 
+ALIKE_TIMES = "step times that are alike on all ranks do not show who is behind it: import timers (--phase)"
+"""Why no rank can be named where ranks' own times are not known."""
+
+
 @dataclass(frozen=True)
 class Logged:
     """What the times that a training loop logged show, besides their suspects.
@@ -68,6 +72,8 @@ class Logged:
         least: What was too small to be seen, a clause.
         partial: A timer that contains computing contains the wait as well: of what a rank is slower by, its own time
             shows a part.
+        leads: Of each of the newest steps the rank whose own time was furthest above its usual one, and by how much
+            more than any other's, ns; None: ranks' own times are not known.
     """
 
     note: str = ""
@@ -75,6 +81,7 @@ class Logged:
     synchronous: bool = False
     least: str = ""
     partial: bool = False
+    leads: Mapping[int, tuple[int, float]] | None = None
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.case import Case, evidence
+from argus.diagnose.case import ALIKE_TIMES, Case, Logged, evidence
 from argus.diagnose.causes import lost_time
 from argus.diagnose.causes.contention import explain_jitter
 from argus.diagnose.causes.cpu_time import attribute, refine
@@ -38,6 +38,8 @@ LONGEST_STALL = 5
 LEAST_LEVEL = RECENT_STEPS
 """So many longer steps in a row are a level of their own, which stalls stand out from as from the usual one. Where no
 more than :data:`FEW_STEPS` are known of the GPUs, which show whose stalls they are, fewer in a row are stalls."""
+NOBODY = -1
+"""In place of a rank: none alone was late."""
 LEAST_STALLS = 3
 """One or two long steps may be a checkpoint or an evaluation: noted, without naming a rank."""
 FEW_STALLS, FEW_STEPS, FEW_COST = 2, 20, 2.0
@@ -61,6 +63,8 @@ def detect(case: Case) -> list[Suspect]:
     """Steps that took much longer than the others, time and again, because of one rank. Long steps that are too few, or
     of too many ranks, to name one become a note."""
     for window in _stalled_steps(case):
+        if not window.stalled.any():
+            continue
         if suspects := _suspects(case, window):
             case.notes.long_steps = ""
             return suspects
@@ -82,21 +86,23 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
     )
     often = count == FEW_STALLS and len(case.numbers) <= FEW_STEPS and share >= FEW_COST * case.threshold
     at = {**case.params, "first": int(window.numbers[0])}
-    latest = _latest(case, window, at) if often or not few or case.gpus is not None else None
+    logged = case.notes.logged if _is_logged(case) else None
+    latest = None
+    if logged is not None:
+        latest = _by_timers(case, logged, window, at)
+    elif often or not few or case.gpus is not None:
+        latest = _latest(case, window, at)
     stalling = _stalling_rank(case, window, latest, at) if latest is not None and (often or not few) else None
     if stalling is None:
-        logged = case.notes.logged is not None and len(case.hosts) > 1
-        if logged and not few and not case.suspects and share >= FEW_COST * case.threshold:
-            warm = _without_warm_up(window) if int(window.numbers[0]) == int(case.numbers[0]) else window
-            if warm is window:
-                return [_of_nobody(case, window, what)]
-            return _suspects(case, warm) if warm.stalled.any() else []
+        if logged is not None and not few and not case.suspects and share >= FEW_COST * case.threshold:
+            return [_of_nobody(case, logged, window, what)]
         if few:
             case.notes.long_steps = (
                 f"{what} of the time{_whose(window, latest)}: a checkpoint, an evaluation, or a stall"
             )
         else:
-            case.notes.long_steps = "" if small else f"{what} of the time; no single rank is behind it"
+            whose = "no single rank is behind it" if logged is None else _by_whom(logged, window)
+            case.notes.long_steps = "" if small else f"{what} of the time; {whose}"
         return []
     shown = at if window.shown == queries.STEPS or case.gpus is None else case.gpus.window
     text = (
@@ -110,6 +116,11 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
     if case.gpus is None:
         explain_crowded_jitter(case.query, case.params, suspect, case.hosts)
     return [suspect]
+
+
+def _is_logged(case: Case) -> bool:
+    """Whether all that is known are the times that a training loop of several ranks logged."""
+    return case.notes.logged is not None and len(case.hosts) > 1
 
 
 def _without_warm_up(window: _Window) -> _Window:
@@ -161,7 +172,9 @@ class _Window:
 def _stalled_steps(case: Case) -> Iterator[_Window]:
     """The newest steps since stalls began: as the CPUs took them, and as the GPUs did. A loop that never waits for its
     GPU runs ahead of it: its own steps show a stall late, or not at all."""
-    yield from _since_stalls(case, case.numbers, case.durations, LONGEST_STALL, queries.STEPS)
+    for window in _since_stalls(case, case.numbers, case.durations, LONGEST_STALL, queries.STEPS):
+        of_log = _is_logged(case) and int(window.numbers[0]) == int(case.numbers[0])
+        yield _without_warm_up(window) if of_log else window
     if case.gpus is not None:
         took = row_medians(case.gpus.now.step.T)
         known = took > 0
@@ -233,12 +246,48 @@ def _latest(case: Case, window: _Window, at: dict[str, Any]) -> _Latest:
     return _Latest(by_step, many, False, "was the last to come in", runnable_sql(queries.LAST, at))
 
 
-def _of_nobody(case: Case, window: _Window, what: str) -> Suspect:
-    """Long steps of a training loop's own log that are no one rank's: the timers of all ranks were compared, and show
-    none."""
+def _alone(logged: Logged, window: _Window) -> dict[int, tuple[int, float, int]]:
+    """Of each stall the rank that alone was late for half of it at least, by its own time, by how much, ns, and the
+    step; :data:`NOBODY`: none was."""
+    leads = logged.leads or {}
+    alone = {}
+    for step, extra in zip(window.numbers[window.stalled].tolist(), window.extra_ns[window.stalled], strict=True):
+        rank, lead = leads.get(step, (NOBODY, 0.0))
+        alone[step] = (rank, lead, step) if lead >= extra / 2 else (NOBODY, 0.0, step)
+    return alone
+
+
+def _by_timers(case: Case, logged: Logged, window: _Window, at: dict[str, Any]) -> _Latest | None:
+    """Who was behind each stall by the timers of a training loop; None: there are none, or they name ranks already."""
+    if logged.leads is None or case.suspects:
+        return None
+    shown = runnable_sql(queries.PHASES_BY_RANK, at)
+    return _Latest(_alone(logged, window), len(case.hosts), False, "alone was late in", shown)
+
+
+def _by_whom(logged: Logged, window: _Window) -> str:
+    """Whose the stalls of a training loop's own log are, a clause."""
+    if logged.leads is None:
+        return f"whose they are was not determined: {ALIKE_TIMES}"
+    count = int(window.stalled.sum())
+    ranks, times = np.unique([rank for rank, _, _ in _alone(logged, window).values()], return_counts=True)
+    ranks, times = ranks[ranks != NOBODY], times[ranks != NOBODY]
+    if not len(ranks):
+        hidden = " by its own time; delays inside timers that contain the wait do not show"
+        return "no single rank is behind it" + (hidden if logged.partial else "")
+    order = np.argsort(-times, kind="stable")
+    shares = [f"rank {ranks[each]} in {times[each]}" for each in order[:3].tolist()]
+    listed = ", ".join(shares) + (", …" if len(ranks) > 3 else "")
+    if times.max() <= count / 2 < times.sum():
+        return f"they are of several ranks by turns: {listed} of {count}"
+    return f"one rank alone was late in {times.sum()} of {count} ({listed}), whose the others are was not determined"
+
+
+def _of_nobody(case: Case, logged: Logged, window: _Window, what: str) -> Suspect:
+    """Long steps of a training loop's own log that no rank can be named for."""
     lost_ns = float(np.sum(window.extra_ns[window.stalled])) / len(window.numbers)
     mean_ns = float(np.mean(window.durations))
-    text = f"{what} of the time; they are of several ranks by turns, or of all at once"
+    text = f"{what} of the time; {_by_whom(logged, window)}"
     return Suspect(
         kind="jitter",
         ranks=[],

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from argus.diagnose.chance import outlier_limit
 from argus.diagnose.iteration.regression import MISSED, SEPARATE
 from argus.diagnose.ranks.lateness import ALPHA, PERSISTENCE, RECENT_STEPS, by_chance, find_episode
-from argus.model.statistics import MEDIAN, low_median, mad
+from argus.model.statistics import MEDIAN, low_median, mad, row_medians
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -64,6 +64,8 @@ FEW = 4
 SPIKE = 6.0
 """Scatters of own times from which a rank's step is a spike."""
 LEAST_SPIKES = 3
+SIZE = 1 / 3
+"""Spikes this large, of those in which a rank loses most, are of a size."""
 LAST = 0.5
 """A small growth counts only on a rank that then is the last in more than half of the steps: healthy ranks take turns,
 and the luckiest of 16 was last in 0.42 of the steps of 17 recordings."""
@@ -484,18 +486,45 @@ def _spiky(
     for one in over:
         for place in one.places:
             spikes[place, one.since : one.until], leads[place, one.since : one.until] = False, 0.0
-    hits = spikes.sum(axis=1)
     total = float(np.nansum(np.nanmedian(timers.step, axis=0)))
     place = int(np.argmax(leads.sum(axis=1)))
-    cost = float(leads[place].sum())
-    if hits[place] < LEAST_SPIKES or cost < threshold * total:
-        return []
-    if 4 * int(spikes[place, steps // 2 :].sum()) < hits[place]:
-        return []
-    if by_chance(int(hits[place]), int(hits.sum()), 1, len(free), windows=1) > ALPHA:
-        return []
-    since = int(np.argmax(spikes[place]))
-    share = float(np.mean(spikes[place, since:]))
-    excess = float(np.median(leads[place][spikes[place]]))
-    sure = float(hits[place] / hits.sum())
-    return [Slow((place,), since, steps, excess, float("nan"), cost / max(steps - since, 1), share, True, sure)]
+    # Short spikes that ranks have by turns do not clear a rank of long ones: those of a size are compared first.
+    for some in (spikes & (leads >= SIZE * _typical_lead(leads[place])), spikes):
+        hits = some.sum(axis=1)
+        cost = float(leads[place][some[place]].sum())
+        if hits[place] < LEAST_SPIKES or cost < threshold * total:
+            continue
+        if 4 * int(some[place, steps // 2 :].sum()) < hits[place]:
+            continue
+        if by_chance(int(hits[place]), int(hits.sum()), 1, len(free), windows=2) > ALPHA:
+            continue
+        since = int(np.argmax(some[place]))
+        share = float(np.mean(some[place, since:]))
+        excess = float(np.median(leads[place][some[place]]))
+        sure = float(hits[place] / hits.sum())
+        return [Slow((place,), since, steps, excess, float("nan"), cost / max(steps - since, 1), share, True, sure)]
+    return []
+
+
+def _typical_lead(leads: Float) -> float:
+    """A lead that half of the time lost is lost in leads of at least; 0: there is none."""
+    ordered = np.sort(leads)
+    lost = np.cumsum(ordered)
+    return float(ordered[np.searchsorted(lost, lost[-1] / 2)])
+
+
+def leads_of(own: Float) -> tuple[Int, Float]:
+    """Of each step the rank whose own time is furthest above its usual one, and by how much more than any other's.
+
+    Args:
+        own: Shape (ranks, steps), ns, of 2 ranks at least; NaN: not seen.
+
+    Returns:
+        Places of the ranks, shape (steps,), and leads, ns; 0 where fewer than two ranks were seen.
+    """
+    above = own - row_medians(own)[:, None]
+    above = np.where(np.isfinite(above), above, -np.inf)
+    order = np.argsort(-above, axis=0, kind="stable")
+    first, second = (np.take_along_axis(above, order[which : which + 1], 0)[0] for which in (0, 1))
+    seen = np.isfinite(second)
+    return order[0], np.where(seen, np.where(seen, first, 0.0) - np.where(seen, second, 0.0), 0.0)

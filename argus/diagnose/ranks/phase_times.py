@@ -11,9 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.case import Logged
+from argus.diagnose.iteration.stalls import WINDOW
 from argus.diagnose.iteration.step_times import MAX_RECOVERED, UNKNOWN_CAUSE
 from argus.diagnose.ranks.lateness import RECENT_STEPS
-from argus.diagnose.ranks.own_times import MIN_STEPS, PART, Comparison, Slow, Timers, compare, hides_computing, kind_of
+from argus.diagnose.ranks.own_times import (
+    MIN_STEPS,
+    PART,
+    Comparison,
+    Slow,
+    Timers,
+    compare,
+    hides_computing,
+    kind_of,
+    leads_of,
+)
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import StepTime, Suspect
@@ -64,7 +75,12 @@ def slow_ranks(
     least = f"a rank that needs less than {duration(comparison.least_ns)} ({share:.1%} of a step) more than it did"
     newest = float(np.nanmedian(timers.step[:, -RECENT_STEPS:]))
     note, hidden = _recovered(comparison, timers, newest), hides_computing(comparison.waits)
-    return suspects, Logged(note, synchronous=True, least=least, partial=hidden)
+    ranks, leads = leads_of(comparison.own[:, -WINDOW:])
+    ahead = {
+        int(step): (int(timers.ranks[place]), float(lead))
+        for step, place, lead in zip(timers.steps[-WINDOW:], ranks, leads, strict=True)
+    }
+    return suspects, Logged(note, synchronous=True, least=least, partial=hidden, leads=ahead)
 
 
 def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[Any]]) -> Timers:

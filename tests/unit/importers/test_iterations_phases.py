@@ -247,6 +247,29 @@ def test_long_steps_by_turns_are_jitter_of_nobody(
     assert all("several ranks by turns" in one["evidence"][0]["text"] for one in found["findings"])
 
 
+@pytest.mark.parametrize("rank", [5, None])
+def test_long_steps_that_the_log_shows_to_be_one_ranks_are(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], rank: int | None
+) -> None:
+    """They cost less than the threshold over the ranks' usual times, and more over the typical step."""
+    log = make(LAYOUTS["wait inside compute"], ranks=8, steps=200, spikes=0.02, seed=3)
+    long = np.where(np.arange(200) % 20 == 7, 84.0, 0.0)
+    late = np.ones(8, np.bool_) if rank is None else np.arange(8) == rank
+    log.phases["data_loading"][late] += long
+    log.phases["compute"][~late] += long
+    log.step[:] += long
+    pcsv.write_csv(table(log), tmp_path / "log.csv")
+    assert imported(url, tmp_path / "log.csv") == 0
+    found = verdict(url, capsys)
+    if rank is None:
+        assert found["findings"] == []
+        assert "no single rank is behind it by its own time; delays inside timers" in found["reason"]
+        return
+    (one,) = found["findings"]
+    assert (one["kind"], one["ranks"]) == ("jitter", [5])
+    assert re.search(r"rank 5 alone was late in (91|100)% of them", one["evidence"][1]["text"])
+
+
 def test_a_warm_up_and_two_evaluations_are_no_jitter(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,45 @@ def test_spikes_of_one_rank_are_jitter() -> None:
     assert judged(shared)[0] == []
 
 
+def spiked(every: int, more: float, *, spikes: float = 0.03, rank: int | None = 5, seed: int = 4) -> Log:
+    """Ranks are late by up to a fifth of a step by turns, and one of them, or each, by ``more`` ms in one of so many
+    steps."""
+    log = make(LAYOUTS["wait inside compute"], spikes=spikes, seed=seed)
+    long = np.where(np.arange(300) % every == 13, more, 0.0)
+    log.step[:] += long
+    late = np.ones(16, np.bool_) if rank is None else np.arange(16) == rank
+    log.phases["data_loading"][late] += long
+    log.phases["compute"][~late] += long
+    return log
+
+
+@pytest.mark.parametrize(("every", "more"), [(50, 400.0), (40, 400.0), (30, 250.0), (20, 130.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_short_spikes_by_turns_do_not_hide_long_ones_of_one_rank(every: int, more: float, seed: int) -> None:
+    (one,) = judged(spiked(every, more, seed=seed))[0]
+    assert (one.kind, one.ranks, one.phase) == ("jitter", [5], "data_loading")
+    assert one.confidence > 0.9
+
+
+def test_the_rank_that_alone_is_late_in_a_step_is_known() -> None:
+    leads = judged(spiked(20, 60.0, spikes=0.0))[1].leads
+    assert leads is not None
+    assert sorted(leads) == list(range(100, 300))
+    late = [(step, rank) for step, (rank, lead) in leads.items() if lead >= 50e6]
+    assert late == [(step, 5) for step in range(113, 300, 20)]
+    shared = judged(spiked(20, 60.0, spikes=0.0, rank=None))[1].leads
+    assert shared is not None
+    assert max(lead for _, lead in shared.values()) < 30e6
+
+
+@pytest.mark.thorough(first=4)
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_names_no_rank(seed: int) -> None:
+    layout = LAYOUTS[list(LAYOUTS)[seed % len(LAYOUTS)]]
+    noise, spikes = 0.004 * (1, 4, 7)[seed % 3], 0.01 * (seed % 4)
+    assert judged(make(layout, noise=noise, spikes=spikes, seed=1000 + seed))[0] == []
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_long_steps_cost_their_part_of_an_average_step(seed: int) -> None:
     """In three of ten steps a rank takes two more: a typical step is none of them, and the average one 1.6 times as
