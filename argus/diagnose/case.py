@@ -57,6 +57,8 @@ class Asked:
     whole: bool = True
 
 
+UNKNOWN_HOST = "unknown"
+"""The host of ranks for which a recording names none."""
 ALIKE_TIMES = "step times that are alike on all ranks do not show who is behind it: import timers (--phase)"
 """Why no rank can be named where ranks' own times are not known."""
 
@@ -227,8 +229,9 @@ class Case:
         return {**self.params, "first": int(self.numbers[-self.reach :][0])}
 
     def hosts_of(self, ranks: Iterable[int]) -> list[str]:
-        """The nodes of some ranks, each once."""
-        return list(dict.fromkeys(self.hosts[rank] for rank in ranks if rank in self.hosts))
+        """The nodes of some ranks, each once; of imported ones only those that are named."""
+        names = (self.hosts.get(rank, UNKNOWN_HOST) for rank in ranks)
+        return list(dict.fromkeys(name for name in names if name != UNKNOWN_HOST))
 
     def suspects_of(self, *detectors: str) -> list[Suspect]:
         """What some detectors report."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.case import Logged
+from argus.diagnose.case import UNKNOWN_HOST, Logged
 from argus.diagnose.iteration.stalls import WINDOW
 from argus.diagnose.iteration.step_times import MAX_RECOVERED, UNKNOWN_CAUSE
 from argus.diagnose.ranks.lateness import RECENT_STEPS
@@ -33,8 +33,6 @@ from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
 
-HOST = "unknown"
-"""The host of ranks for which a recording names none."""
 MOST_ROWS = 8_000_000
 """Phases that are read at once, 250 MB; of longer recordings the newest steps."""
 UNTIMED = "other"
@@ -159,7 +157,7 @@ def _suspect(
         kind = "jitter"
     if kind == "compute_straggler" and one.cost_ns < threshold / PART * step_ns:
         kind = "masked_compute_straggler"
-    names = list(dict.fromkeys(host for number in numbers if (host := hosts.get(number, HOST)) != HOST))
+    names = list(dict.fromkeys(host for number in numbers if (host := hosts.get(number, UNKNOWN_HOST)) != UNKNOWN_HOST))
     return Suspect(
         kind=kind, ranks=numbers, hosts=names, since=first, last=last, phase=phase,
         slowdown=step_ns / (step_ns - cost), lost_ns=cost,

@@ -266,7 +266,7 @@ def test_long_steps_that_the_log_shows_to_be_one_ranks_are(
         assert "no single rank is behind it by its own time; delays inside timers" in found["reason"]
         return
     (one,) = found["findings"]
-    assert (one["kind"], one["ranks"]) == ("jitter", [5])
+    assert (one["kind"], one["ranks"], one["hosts"]) == ("jitter", [5], [])
     assert re.search(r"rank 5 alone was late in (91|100)% of them", one["evidence"][1]["text"])
 
 
