@@ -76,6 +76,8 @@ class Logged:
             shows a part.
         leads: Of each of the newest steps the rank whose own time was furthest above its usual one, and by how much
             more than any other's, ns; None: ranks' own times are not known.
+        waits: Timers that contain the wait for other ranks.
+        unseen: Ranks below the highest one that are not logged, or not in the newest steps.
     """
 
     note: str = ""
@@ -84,6 +86,8 @@ class Logged:
     least: str = ""
     partial: bool = False
     leads: Mapping[int, tuple[int, float]] | None = None
+    waits: tuple[str, ...] = ()
+    unseen: tuple[int, ...] = ()
 
 
 @dataclass

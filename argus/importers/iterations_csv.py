@@ -26,6 +26,7 @@ from argus.importers.numbering import Numbering, Rows, number
 from argus.importers.rows import HOST, ImportReport, store_run
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
+from argus.model.units import ranks_text
 from argus.store.open import Store
 
 Int = NDArray[np.int64]
@@ -46,6 +47,12 @@ OVERLAP = 1.01
 EPOCHS = ((1e17, 1.0), (1e14, 1e3), (1e11, 1e6), (1e8, 1e9))
 """Numbers from there on are times since 1970 in this unit (ns): 1973 and later. Smaller ones count from the begin of
 the log, in seconds."""
+PLAUSIBLE = 0.9
+"""Share of the rows whose times must be apart by half of their timers at least, if steps are as long as that: coarser
+times are of no use."""
+EARLY = 10
+"""Steps before the last one of all ranks at which the rows of a rank may end without a word."""
+MOST_NOTES = 4
 MOST_DAYS = 64
 """Between the first and the last step: a store takes no more than 100 days at once."""
 
@@ -94,6 +101,14 @@ class _Reading:
     """When the first step began and the last one ended, wall ns."""
     unit: float = 0.0
     """Of a column of times that are numbers, ns; 0: not seen."""
+    last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of each rank the last step, and when it was logged; 0: not logged."""
+    following: int = 0
+    """Rows that follow the rank's step before, with a time and no duration."""
+    plausible: int = 0
+    """Those of them that were logged no less than half of their timers after it."""
+    by_time: bool = False
+    """Such a row's step is as long as that."""
     twice: bool = False
     """Rows of a rank and step that had a row were seen."""
     numbers: Int | None = None
@@ -139,9 +154,16 @@ def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns
     reading, begun = _Reading(unit=checked.unit), report.begin_ns
     report = ImportReport(begin_ns=begun)
     notes: list[str] = []
+    if columns.duration is None and columns.time is not None and checked.following:
+        reading.by_time = checked.plausible >= PLAUSIBLE * checked.following
+        notes.append(
+            f"a step is as long as {columns.time} is after that of the step before"
+            if reading.by_time
+            else f"a step is as long as its phases together: {columns.time} is not precise enough"
+        )
     if checked.twice or columns.epoch is not None:
         numbering, checked.spans = _number(files, ranks, columns, checked.unit, begun)
-        reading.numbers, notes = numbering.steps, numbering.notes
+        reading.numbers, notes = numbering.steps, notes + numbering.notes
         report.counters.update(numbering.counters)
         report.losses.update(numbering.losses)
     if columns.time:
@@ -160,7 +182,25 @@ def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns
 
     where = str(paths[0]) if len(paths) == 1 else f"{len(files)} files"
     run = store_run(store, job, "iterations", report, stored(), where)
+    notes += _lacking(reading)
     return Stored(run, len(files), reading.rows, reading.steps, reading.names, report, notes)
+
+
+def _lacking(reading: _Reading) -> list[str]:
+    """Ranks without rows, and ranks whose rows end before those of others, in clauses."""
+    notes = []
+    ranks, end = sorted(reading.last), reading.steps[1]
+    lacking = sorted(set(range(ranks[-1])) - reading.last.keys()) if reading.names is None else []
+    if lacking:
+        verb = "has" if len(lacking) == 1 else "have"
+        notes.append(f"{ranks_text(lacking)} of 0 to {ranks[-1]} {verb} no rows")
+    early: dict[int, list[int]] = {}
+    for rank in ranks:
+        if reading.last[rank][0] < end - EARLY:
+            early.setdefault(reading.last[rank][0], []).append(rank)
+    for step, those in sorted(early.items())[:MOST_NOTES]:
+        notes.append(f"{ranks_text(those)} {'has' if len(those) == 1 else 'have'} no rows after step {step}")
+    return notes
 
 
 def _number(
@@ -354,6 +394,9 @@ def _rows(
     if not len(rank):
         return {}
     reading.steps = (min(reading.steps[0], int(step.min())), max(reading.steps[1], int(step.max())))
+    apart = _apart(rank, step, ends, took, reading)
+    if reading.by_time:
+        took = np.fmax(took, apart)
     duration = np.rint(took).astype(np.int64)
     if ends is None:
         begins = _begins(rank, duration, reading.ends, report.begin_ns)
@@ -380,6 +423,26 @@ def _rows(
     if spent:
         by_table["phases"] = _phases(shared, spent, duration, report)
     return by_table
+
+
+def _apart(rank: Int, step: Int, ends: Int | None, took: Float, reading: _Reading) -> Float:
+    """How long each row was logged after that of the step before, ns; NaN: that is not known. Counts how often that can
+    be how long the step took, and notes each rank's last row."""
+    order = np.argsort(rank, kind="stable")
+    at, steps = rank[order], step[order]
+    times = np.zeros(len(rank), np.int64) if ends is None else ends[order]
+    heads = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
+    before, then = np.roll(steps, 1), np.roll(times, 1)
+    for head, tail in zip(heads.tolist(), (np.append(heads[1:], len(at)) - 1).tolist(), strict=True):
+        one = int(at[head])
+        before[head], then[head] = last = reading.last.get(one, (-2, 0))
+        reading.last[one] = max(last, (int(steps[tail]), int(times[tail])))
+    apart = np.full(len(rank), np.nan)
+    follows = np.flatnonzero((steps == before + 1) & (then > 0))
+    apart[order[follows]] = times[follows] - then[follows]
+    reading.following += len(follows)
+    reading.plausible += int(np.sum(apart[order[follows]] >= took[order[follows]] / 2))
+    return apart
 
 
 def _phases(

@@ -36,6 +36,7 @@ COLLECTING = ("gc", "garbage")
 ON_HOST = ("checkpoint", "checkpointing", "ckpt", "save", "saving", "log", "logging", "python", "cpu", "host", "launch")
 WAITING = ("wait", "waiting", "comm", "comms", "communication", "sync", "synchronize", "synchronise", "barrier",
            "allreduce", "reduce", "gather", "scatter", "broadcast", "nccl", "idle", "bubble")  # fmt: skip
+COMMUNICATING = ("comm", "comms", "communication", "allreduce", "reduce", "gather", "scatter", "broadcast", "nccl")
 COMPUTING = ("compute", "computing", "computation", "backward", "bwd", "train", "gpu", "device", "model")
 """Parts of a phase's name, which its words are compared with. Computing contains waiting where nothing can be measured:
 a backward pass synchronises gradients."""
@@ -159,6 +160,11 @@ def kind_of(phase: str) -> str:
     return "kernel_issue_stall" if _is(phase, ON_HOST) else "compute_straggler"
 
 
+def is_communication(phase: str) -> bool:
+    """Whether a phase is transfers between ranks, by its name."""
+    return _is(phase, COMMUNICATING)
+
+
 def _scatter(values: Float) -> float:
     return mad(values[np.isfinite(values)])
 
@@ -280,14 +286,19 @@ def _wander(late: Float) -> float:
     steps = late.shape[1]
     block = BLOCK if steps >= 3 * BLOCK else max(1, steps // BLOCKS)
     edges = np.arange(0, steps - block + 1, block)
-    levels = np.stack([np.nanmedian(late[:, a : a + block], axis=1) for a in edges.tolist()], axis=1)
+    levels = np.stack([_row_levels(late[:, a : a + block]) for a in edges.tolist()], axis=1)
     # Differences of neighbours: a change is in one of them.
     return float(np.nanmedian([_scatter(np.diff(row)) for row in levels])) / 2**0.5
 
 
+def _row_levels(values: Float) -> Float:
+    """Median of each row; NaN of one that was not seen."""
+    return np.where(np.isfinite(values).any(axis=1), row_medians(values), np.nan)
+
+
 def _peer_scatter(late: Float, wander: float, since: int) -> float:
     """Standard deviation of what own times of healthy ranks change by from before a step to after it."""
-    change = np.nanmedian(late[:, since:], axis=1) - np.nanmedian(late[:, :since], axis=1)
+    change = _row_levels(late[:, since:]) - _row_levels(late[:, :since])
     few = wander * float(np.sqrt(1 / max(1.0, since / BLOCK) + 1 / max(1.0, (late.shape[1] - since) / BLOCK)))
     return max(_scatter(change), few)
 

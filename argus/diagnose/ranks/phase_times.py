@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from argus.diagnose.ranks.own_times import (
 )
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.robust import row_medians
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
 from argus.model.units import duration, ranks_text
@@ -78,7 +79,11 @@ def slow_ranks(
         int(step): (int(timers.ranks[place]), float(lead))
         for step, place, lead in zip(timers.steps[-WINDOW:], ranks, leads, strict=True)
     }
-    return suspects, Logged(note, synchronous=True, least=least, partial=hidden, leads=ahead)
+    now = {int(rank) for rank in timers.ranks[np.isfinite(timers.step[:, -MIN_STEPS:]).any(axis=1)]}
+    unseen = tuple(rank for rank in range(max(hosts, default=0)) if rank not in now)
+    return suspects, Logged(
+        note, synchronous=True, least=least, partial=hidden, leads=ahead, waits=comparison.waits, unseen=unseen
+    )
 
 
 def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[Any]]) -> Timers:
@@ -106,7 +111,12 @@ def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[
         matrix = np.where(np.isfinite(taken), 0.0, np.nan)
         matrix[place[of_phase], at[of_phase]] += phases["duration_ns"][of_phase]
         spent[phase] = matrix[enough][:, common]
-    return Timers(ranks[enough], steps[common], taken[enough][:, common], spent)
+    took = taken[enough][:, common]
+    if len(names) and UNTIMED not in spent and took.size:
+        # Steps are sums of timers: of ranks that wait for one another those of the slow one lack what none covers.
+        spent[UNTIMED] = np.maximum(row_medians(took.T) - took, 0.0)
+        took = took + spent[UNTIMED]
+    return Timers(ranks[enough], steps[common], took, spent)
 
 
 def _suspect(
@@ -140,7 +150,7 @@ def _suspect(
     if comparison.waits:
         waits = sum((timers.phases[each][:, chosen] for each in comparison.waits), np.zeros_like(usual))
         text = (
-            f"{name} {verb} least: {_listed(comparison.waits)}, which contain the wait for other ranks, take "
+            f"{name} {verb} least: {listed_phases(comparison.waits)}, which contain the wait for other ranks, take "
             f"{_typical(waits[slow])} {where}, on the others {_typical(waits[~slow])}; for itself it {needs} "
             f"{_typical(own[slow])}, the others {_typical(own[~slow])}"
         )
@@ -265,7 +275,8 @@ def _action(kind: str, phase: str, name: str, hosts: list[str]) -> str:
     )
 
 
-def _listed(phases: tuple[str, ...]) -> str:
+def listed_phases(phases: Sequence[str]) -> str:
+    """Timers in a sentence: communication, compute and what no timer covers."""
     names = [each.replace("_", " ") if each != UNTIMED else "what no timer covers" for each in phases]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
