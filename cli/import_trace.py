@@ -194,7 +194,12 @@ def import_whatif(path: Path, meta: Path | None, job: str | None, output_format:
 @click.option(
     "--epoch-column", metavar="NAME", help="Column with the number of the epoch, if step numbers begin again in each."
 )
-@click.option("--duration-column", metavar="NAME", help="Column with how long the step took. Default: the time since the row of the step before, or the phases' sum.")
+@click.option(
+    "--duration-column",
+    metavar="NAME",
+    help="Column with how long the step took. Default: the time since the step before (--time-column), or the phases' "
+    "sum.",
+)
 @click.option(
     "--phase",
     "phases",

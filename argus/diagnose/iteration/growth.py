@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose.case import MIN_STEPS, Case, evidence
 from argus.diagnose.causes.crowded import find_crowd, find_increase
-from argus.diagnose.iteration import short
+from argus.diagnose.iteration import logged_growth, short
 from argus.diagnose.iteration.regression import (
     VARIES,
     Regression,
@@ -233,11 +233,12 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
     if not gpus and not shift.by_argus and not shift.taken:
         shift, contended = _crowded(case, shift, onset)
     longer = f"from step {onset} on a step takes {duration(change.after_ns)} instead of {duration(change.before_ns)}"
-    since = onset
+    since, when = onset, f"at step {onset}"
     if (rise := find_rise(case.durations, change.index)) is not None:
         since = int(numbers[rise[0]])
         until = f"to step {numbers[rise[1]]}" if rise[1] < len(numbers) - MIN_STEPS else "on"
         longer += f"; it grew gradually from step {since} {until}"
+        when = f"from step {since} {until}"
     if shift.by_argus:
         return None, f"{longer}, when {shift.by_argus}: that is not a change of the job"
     if shift.unknown and not gpus:
@@ -249,10 +250,13 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
         )
     if len(hosts) == 1 and not gpus and grown < 1 + ALONE:
         return None, f"{longer}, which on CPUs alone may be their clocks, caches or neighbours"
-    text = f"{longer}, on {slower:.0%} of the ranks, and no rank holds up the others more than before"
+    timers = logged_growth.grown_phases(case, onset, change.after_ns - change.before_ns)
+    text = f"{longer}, on {slower:.0%} of the ranks{logged_growth.whose(case, timers)}"
     if len(hosts) == 1:
         text = longer
     cited: list[Evidence] = [evidence(text, queries.SLOWER, {**case.params, "onset": onset})]
+    if timers.evidence is not None:
+        cited.append(timers.evidence)
     if min(change.index, len(numbers) - change.index) < MIN_STEPS:
         text = (
             f"only {change.index} steps before it and {len(numbers) - change.index} from then on were seen; the GPUs' "
@@ -261,8 +265,8 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
         cited.append(evidence(text, queries.GPU_TIMES, {**case.params, "last": last}))
     if shift.evidence is not None and shift.queued_ns > 0:
         cited.append(shift.evidence)
-    kind, confidence, action = _kind(case, change, shift, onset, some, cited)
-    owner = ""
+    kind, confidence, action = _kind(case, change, shift, onset, some, cited, timers.action(when))
+    owner = timers.owner if kind == "regression" else ""
     if kind == "regression" and gpus:
         found = slower_kernels(case.query, case.params, onset, some, change.after_ns - change.before_ns)
         if found is not None:
@@ -279,6 +283,7 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
         slowdown=grown,
         confidence=confidence,
         level="iteration",
+        phase=timers.phase if kind == "regression" else "",
         evidence=cited,
         action=action,
         effect=lambda step: step.before(grown),
@@ -318,10 +323,10 @@ def _lasted_ns(case: Case, onset: int) -> int:
 
 
 def _kind(
-    case: Case, change: Regression, shift: Shift, onset: int, some: list[int], cited: list[Evidence]
+    case: Case, change: Regression, shift: Shift, onset: int, some: list[int], cited: list[Evidence], usual: str
 ) -> tuple[str, float, str]:
-    """Kind, confidence and action of steps that became longer on all ranks; evidence on the CPUs is appended to
-    ``cited``."""
+    """Kind, confidence and action of steps that became longer on all ranks; ``usual``: the action of a regression.
+    Evidence on the CPUs is appended to ``cited``."""
     if shift.taken:
         certainty = min(1.0, 0.5 + shift.queued_ns / (change.after_ns - change.before_ns) / 2)
         where = ", ".join(list(dict.fromkeys(case.hosts.values()))[:4])
@@ -339,8 +344,4 @@ def _kind(
             "added, garbage collection, checks in Python, smaller kernels."
         )
         return "kernel_issue_stall", change.confidence, action
-    action = (
-        f"Find out what changed for all ranks at step {onset}: batch or sequence length, checkpointing, the network, "
-        "a power or thermal limit."
-    )
-    return "regression", change.confidence, action
+    return "regression", change.confidence, usual

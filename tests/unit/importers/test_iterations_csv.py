@@ -269,6 +269,9 @@ def test_all_ranks_slower_are_a_regression(tmp_path: Path, url: str, capsys: pyt
     found = judged(tmp_path, url, times, capsys)
     (one,) = found["findings"]
     assert (one["kind"], one["ranks"], one["steps"][0]) == ("regression", [], 100)
+    text = one["evidence"][0]["text"]
+    assert text.endswith("100% of the ranks; step times that are alike on all ranks do not show who is behind it: "
+                         "import timers (--phase)")  # fmt: skip
 
 
 def test_few_steps_or_one_rank_are_inconclusive(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
@@ -285,12 +286,79 @@ def test_a_warm_up_and_two_evaluations_are_no_jitter(
     assert "an evaluation" in found["reason"]
 
 
-def test_all_slower_is_a_regression_of_nobody(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fault = Fault("compute", None, 0.4)
-    pq.write_table(table(make(LAYOUTS["wait inside compute"], faults=(fault,), seed=3)), tmp_path / "log.parquet")
-    assert imported(url, tmp_path / "log.parquet") == 0
+@pytest.mark.parametrize(
+    ("layout", "where", "owner", "action", "claim"),
+    [
+        ("wait inside compute", "compute", "model", "batch or sequence length", "compute and waiting contain the"),
+        ("wait inside compute", "data_loading", "data", "workers and prefetching", "more than before"),
+        ("wait inside communication", "communication", "infrastructure", "network of all ranks", "more than before"),
+    ],
+)  # fmt: skip
+def test_all_slower_is_a_regression_of_nobody(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], layout: str, where: str, owner: str, action: str,
+    claim: str,
+) -> None:  # fmt: skip
+    """The timer that grew is named, who has to act follows from it, and what the timers cannot show is said."""
+    log = make(LAYOUTS[layout], ranks=8, faults=(Fault(where, None, 0.4),), seed=3)
+    pcsv.write_csv(table(log), tmp_path / "log.csv")
+    names = {name: f"{name.removesuffix('_loading')}_ms" for name in log.phases}
+    options = [*OPTIONS[:8], *(each for name, column in names.items() for each in ("--phase", f"{name}={column}"))]
+    assert imported(url, tmp_path / "log.csv", options=options) == 0
+    (one,) = verdict(url, capsys)["findings"]
+    assert (one["kind"], one["ranks"], one["phase"], one["owner"]) == ("regression", [], where, owner)
+    assert action in one["action"]
+    assert claim in one["evidence"][0]["text"]
+    grown = re.fullmatch(rf"a step has {where.replace('_', ' ')} ([\d.]+) ms instead of ([\d.]+) ms",
+                         one["evidence"][1]["text"].replace(" µs", "e-3 ms"))  # fmt: skip
+    assert grown is not None
+    assert float(grown[1]) - float(grown[2]) == pytest.approx(32, abs=4)
+
+
+def test_who_is_behind_a_regression_is_not_known_where_a_rank_is_not_logged(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = table(make(LAYOUTS["wait inside compute"], ranks=8, faults=(Fault("data_loading", 5, 0.8),), seed=3))
+    pcsv.write_csv(rows.filter(pc.not_equal(rows["rank"], 5)), tmp_path / "log.csv")
+    capsys.readouterr()
+    assert imported(url, tmp_path / "log.csv") == 0
+    assert "  rank 5 of 0 to 7 has no rows\n" in capsys.readouterr().out
     (one,) = verdict(url, capsys)["findings"]
     assert (one["kind"], one["ranks"]) == ("regression", [])
+    assert "rank 5 is not in the log of the newest steps: whether it holds up the others" in one["evidence"][0]["text"]
+
+
+def test_a_rank_whose_rows_end_early_is_said(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = table(make(LAYOUTS["wait inside compute"], ranks=4, steps=40, seed=3))
+    ended = pc.and_(pc.equal(rows["rank"], 2), pc.greater_equal(rows["step"], 20))
+    pcsv.write_csv(rows.filter(pc.invert(ended)), tmp_path / "log.csv")
+    capsys.readouterr()
+    assert imported(url, tmp_path / "log.csv") == 0
+    assert "  rank 2 has no rows after step 19\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("at", ["", "0.001", "10"])
+def test_without_step_times_the_slow_rank_is_named(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], at: str
+) -> None:
+    """Its timers are the shortest: no timer covers what it takes longer. Times of rows show it, unless they are too
+    coarse; else what its timers lack of those of the others."""
+    log = make(LAYOUTS["wait inside compute"], ranks=8, faults=(Fault("", 5, 0.8),), seed=3)
+    rows = table(log)
+    more = []
+    if at:
+        ends = 1.79e9 + np.cumsum(log.step, axis=1).ravel() / 1e3
+        rows = rows.append_column("ts", pa.array(np.round(ends / float(at)) * float(at)))
+        more = ["--time-column", "ts"]
+    pcsv.write_csv(rows.drop_columns(["step_ms"]), tmp_path / "log.csv")
+    capsys.readouterr()
+    options = [each for each in OPTIONS if each not in ("--duration-column", "step_ms")]
+    assert imported(url, tmp_path / "log.csv", options=[*options, *more]) == 0
+    said = capsys.readouterr().out
+    assert ("a step is as long as ts is after that of the step before" in said) == (at == "0.001")
+    assert ("as long as its phases together: ts is not precise enough" in said) == (at == "10")
+    (one,) = verdict(url, capsys)["findings"]
+    assert (one["kind"], one["ranks"], one["phase"]) == ("compute_straggler", [5], "other")
+    assert one["slowdown"] == pytest.approx(1.8, abs=0.15)
 
 
 def test_a_rank_whose_backward_pass_is_slow_too_is_the_reason_alone(
@@ -338,6 +406,7 @@ def test_gradual_growth_has_its_first_and_last_step(
     assert (found["kind"], found["ranks"]) == ("regression", [])
     assert 88 <= found["steps"][0] <= 112
     assert re.search(r"it grew gradually from step \d+ to step (29|30|31)\d", found["evidence"][0]["text"])
+    assert re.search(r"for all ranks from step \d+ to step (29|30|31)\d: batch", found["action"])
 
 
 def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,15 @@ GROUP BY rank, phase ORDER BY phase, median_ms DESC
 """
 """Each rank's typical time in each phase."""
 
+PHASES_GROWN = """
+SELECT phase, toFloat64(quantileExactIf(0.5)(duration_ns, step < {onset:UInt32})) AS before_ns,
+       toFloat64(quantileExactIf(0.5)(duration_ns, step >= {onset:UInt32})) AS after_ns
+FROM phases
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY phase ORDER BY after_ns - before_ns DESC
+"""
+"""What each phase takes before and from a step on, median over ranks and steps."""
+
 ONLY_STEPS = """
 SELECT
   (SELECT count() FROM launches WHERE job = {job:String} AND run = {run:UInt32}) +

@@ -150,6 +150,14 @@ def test_noise_names_no_rank(seed: int) -> None:
     assert judged(make(layout, noise=noise, spikes=spikes, seed=1000 + seed))[0] == []
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_rank_that_is_not_logged_to_the_end_is_compared_without_a_warning() -> None:
+    log = make(LAYOUTS["wait inside compute"], ranks=8, faults=(Fault("data_loading", 3, 0.5),), seed=2)
+    log.step[3, 200:] = np.nan
+    (one,) = judged(log)[0]
+    assert (one.ranks, one.since) == ([3], 99)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_long_steps_cost_their_part_of_an_average_step(seed: int) -> None:
     """In three of ten steps a rank takes two more: a typical step is none of them, and the average one 1.6 times as
