@@ -63,12 +63,13 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
 
 def number_in(path: Path) -> int | None:
-    """The rank in a file's name: ``rank3.csv``, ``worker_12.jsonl.gz``, ``0.parquet``; None: it has no number."""
+    """The rank in a file's name: ``rank3.csv``, ``worker_12.jsonl.gz``, ``worker-3 (1).csv``, ``0.parquet``; None: it
+    has no number."""
     stem = re.sub(r"(\.(csv|tsv|jsonl|ndjson|json|parquet|pq|txt|log|gz))+$", "", path.name)
-    after = re.search(r"rank[-_.]?(\d{1,9})(?!\d)", stem, re.IGNORECASE)
     numbers = re.findall(r"(?<!\d)\d{1,9}(?!\d)", stem)
-    if after:
-        return int(after[1])
+    for word in ("rank", "worker"):
+        if after := re.search(word + r"[-_.]?(\d{1,9})(?!\d)", stem, re.IGNORECASE):
+            return int(after[1])
     return int(numbers[-1]) if numbers else None
 
 

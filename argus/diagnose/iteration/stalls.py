@@ -123,6 +123,19 @@ def _is_logged(case: Case) -> bool:
     return case.notes.logged is not None and len(case.hosts) > 1
 
 
+def _of_log(case: Case, window: _Window) -> _Window:
+    """The window of a logged loop without its warm-up, and without the stalls of ranks that recovered, which are
+    reported by themselves."""
+    if not _is_logged(case) or case.notes.logged is None:
+        return window
+    if int(window.numbers[0]) == int(case.numbers[0]):
+        window = _without_warm_up(window)
+    stalled = window.stalled.copy()
+    for first, last in case.notes.logged.episodes:
+        stalled &= (window.numbers < first) | (window.numbers > last)
+    return replace(window, stalled=stalled)
+
+
 def _without_warm_up(window: _Window) -> _Window:
     """The window after the long steps that a log begins with, if it does."""
     warm = int(np.argmin(window.stalled))
@@ -173,8 +186,7 @@ def _stalled_steps(case: Case) -> Iterator[_Window]:
     """The newest steps since stalls began: as the CPUs took them, and as the GPUs did. A loop that never waits for its
     GPU runs ahead of it: its own steps show a stall late, or not at all."""
     for window in _since_stalls(case, case.numbers, case.durations, LONGEST_STALL, queries.STEPS):
-        of_log = _is_logged(case) and int(window.numbers[0]) == int(case.numbers[0])
-        yield _without_warm_up(window) if of_log else window
+        yield _of_log(case, window)
     if case.gpus is not None:
         took = row_medians(case.gpus.now.step.T)
         known = took > 0

@@ -81,9 +81,13 @@ def slow_ranks(
     }
     now = {int(rank) for rank in timers.ranks[np.isfinite(timers.step[:, -MIN_STEPS:]).any(axis=1)]}
     unseen = tuple(rank for rank in range(max(hosts, default=0)) if rank not in now)
-    return suspects, Logged(
-        note, synchronous=True, least=least, partial=hidden, leads=ahead, waits=comparison.waits, unseen=unseen
+    episodes = tuple(
+        (int(timers.steps[one.since]), int(timers.steps[one.until - 1])) for one in comparison.over[:MAX_RECOVERED]
     )
+    return suspects, Logged(
+        note, synchronous=True, least=least, partial=hidden, leads=ahead, waits=comparison.waits, episodes=episodes,
+        unseen=unseen,
+    )  # fmt: skip
 
 
 def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[Any]]) -> Timers:
@@ -148,9 +152,10 @@ def _suspect(
     where = "in those steps" if one.jitter else "a step"
     evidence: list[Evidence] = []
     if comparison.waits:
+        contain, take = ("contains", "takes") if len(comparison.waits) == 1 else ("contain", "take")
         waits = sum((timers.phases[each][:, chosen] for each in comparison.waits), np.zeros_like(usual))
         text = (
-            f"{name} {verb} least: {listed_phases(comparison.waits)}, which contain the wait for other ranks, take "
+            f"{name} {verb} least: {listed_phases(comparison.waits)}, which {contain} the wait for other ranks, {take} "
             f"{_typical(waits[slow])} {where}, on the others {_typical(waits[~slow])}; for itself it {needs} "
             f"{_typical(own[slow])}, the others {_typical(own[~slow])}"
         )

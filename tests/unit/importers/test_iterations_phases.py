@@ -271,6 +271,30 @@ def test_long_steps_that_the_log_shows_to_be_one_ranks_are(
     assert re.search(r"rank 5 alone was late in (91|100)% of them", one["evidence"][1]["text"])
 
 
+def test_long_steps_of_a_rank_that_recovered_are_said_once(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make(LAYOUTS["wait inside compute"], ranks=8, steps=200, spikes=0.0, seed=3)
+    long = np.where((np.arange(200) >= 100) & (np.arange(200) < 105), 240.0, 0.0)
+    log.phases["data_loading"][5] += long
+    log.phases["compute"][np.arange(8) != 5] += long
+    log.step[:] += long
+    pcsv.write_csv(table(log), tmp_path / "log.csv")
+    assert imported(url, tmp_path / "log.csv") == 0
+    found = verdict(url, capsys)
+    assert (found["status"], found["findings"]) == ("healthy", [])
+    assert found["reason"].startswith("rank 5 was slow in steps 100 to 104 (a step of up to")
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("rank3.csv", 3), ("worker_12.jsonl.gz", 12), ("worker-3 (1).jsonl", 3), ("worker1-rank7.csv", 7), ("2.csv", 2),
+     ("run5_gpu4.csv", 4), ("times.csv", None), ("run_5-4.csv", 4)],
+)  # fmt: skip
+def test_the_rank_in_the_name_of_a_file(name: str, rank: int | None) -> None:
+    assert tables.number_in(Path(name)) == rank
+
+
 def test_a_warm_up_and_two_evaluations_are_no_jitter(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

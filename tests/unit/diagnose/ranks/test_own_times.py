@@ -42,7 +42,11 @@ def test_the_rank_that_waits_least_is_named_with_its_side(name: str, size: float
         assert one.phase == (where or "other")
         if shape == "step":
             assert abs(one.since - 49) <= 5
-            assert "waits least" in one.evidence[0]["text"]
+            which, _, text = one.evidence[0]["text"].partition(", which ")
+            assert "waits least" in which
+            several = text.startswith("contain the wait for other ranks, take ")
+            assert several != text.startswith("contains the wait for other ranks, takes ")
+            assert several == (" and " in which)
 
 
 def with_noise_for_all(common: float, seed: int, *late: tuple[int, int, int]) -> Log:
