@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
 
+from argus.model.losses import UNKNOWN, Losses, Owned, Owner, Whom
 from argus.model.text import printable
 from argus.model.units import seconds
 from argus.system import debug
@@ -26,24 +25,6 @@ _LOOKS_S = 0.25
 """How often the watchdog looks."""
 _REPORTED = 32
 """Failures that are reported with a line; all are counted."""
-
-
-OWNERS = 1024
-"""Users whose failures are counted apart; those of others beyond them count for every job."""
-
-
-class Owned(Protocol):
-    """A job, as far as its failures are concerned.
-
-    Attributes:
-        name: For people.
-        owner: User and container that its processes run as.
-        losses: What failed of it alone, by counter.
-    """
-
-    name: str
-    owner: tuple[int, str]
-    losses: Counter[str]
 
 
 class _Guard:
@@ -70,36 +51,19 @@ class Bulkheads:
 
     Args:
         note: Called with a line for people.
+        losses: "processes_quarantined", "turns_failed" and "job_turns_failed" are counted there; None: apart.
 
     Attributes:
-        counters: "processes_quarantined", "turns_failed", "job_turns_failed", "detectors_failed": all losses, of the
-            whole session.
+        counters: Losses of the whole session ("detectors_failed" is one), those included that others have counted.
         doing: What is done now, for the watchdog; empty: nothing that has a name.
     """
 
-    def __init__(self, note: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, note: Callable[[str], None] = lambda _: None, losses: Losses | None = None) -> None:
         self._note = note
-        self.counters: Counter[str] = Counter()
+        self.losses = losses if losses is not None else Losses()
+        self.counters = self.losses.totals
         self.doing = ""
         self._reported: set[str] = set()
-        self._of_anybody: Counter[str] = Counter()
-        """Of them, those that may concern any job."""
-        self._of_user: dict[int, Counter[str]] = {}
-        """Of them, those of processes that belong to no job yet, by the user whose jobs they may belong to."""
-
-    def of(self, job: Owned) -> dict[str, int]:
-        """``counters`` as far as they concern a job: without what failed of other jobs, and of other users."""
-        of_user = self._of_user.get(job.owner[0], Counter())
-        return {name: self._of_anybody[name] + of_user[name] + job.losses[name] for name in self.counters}
-
-    def _count(self, counter: str, job: Owned | None, uid: int = -1) -> None:
-        self.counters[counter] += 1
-        if job is not None:
-            job.losses[counter] += 1
-        elif uid >= 0 and (uid in self._of_user or len(self._of_user) < OWNERS):
-            self._of_user.setdefault(uid, Counter())[counter] += 1
-        else:
-            self._of_anybody[counter] += 1
 
     def part(self, name: str, job: Owned | None = None) -> _Guard:
         """Part of a turn: if it fails, this turn goes on without, and the next one tries again.
@@ -110,7 +74,7 @@ class Bulkheads:
         """
 
         def failed(failure: Exception) -> None:
-            self._count("turns_failed", job)
+            self.losses.count("turns_failed", Whom(job))
             self._report(f"{name} failed", failure, "the rest of the trace goes on")
 
         return _Guard(self, name, failed)
@@ -119,15 +83,15 @@ class Bulkheads:
         """What is done for one job in a turn."""
 
         def failed(failure: Exception) -> None:
-            self._count("job_turns_failed", job)
+            self.losses.count("job_turns_failed", Whom(job))
             self._report(f"job {job.name}: what came of it could not be worked on", failure, "other jobs go on")
 
         return _Guard(self, f"job {job.name}", failed)
 
     def diagnosed(self, job: Owned, failed: int) -> None:
         """Sets how many parts of a job's diagnosis failed so far; a lower number changes nothing."""
-        for _ in range(failed - job.losses["detectors_failed"]):
-            self._count("detectors_failed", job)
+        if failed > job.losses["detectors_failed"]:
+            self.losses.count("detectors_failed", Whom(job), number=failed - job.losses["detectors_failed"])
 
     def process(
         self,
@@ -135,7 +99,7 @@ class Bulkheads:
         part: str,
         quarantine: Callable[[], None],
         job: Owned | None = None,
-        user: Callable[[int], int] = lambda pid: -1,
+        owner: Callable[[int], Owner] = lambda pid: UNKNOWN,
     ) -> _Guard:
         """What is done for one process.
 
@@ -144,12 +108,12 @@ class Bulkheads:
             part: What is done, for people.
             quarantine: Called if it fails; to leave the process alone from then on.
             job: The job that the process belongs to; None: to none yet.
-            user: Called if it fails and there is no job, with the process: the user whose jobs it may belong to; -1:
-                not known.
+            owner: Called if it fails and there is no job, with the process: whose jobs it may belong to.
         """
 
         def failed(failure: Exception) -> None:
-            self._count("processes_quarantined", job, user(pid) if job is None else -1)
+            whom = Whom(job) if job is not None else Whom(None, owner(pid))
+            self.losses.count("processes_quarantined", whom)
             self._report(f"process {pid} is left alone: its {part} could not be read", failure, "the others go on")
             with self.part(f"leaving process {pid} alone", job):
                 quarantine()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter as Tally
+from collections.abc import Mapping
 
 from argus.capture.process.targets import Libraries, cpu_ns, find_libraries, mapped_pages, mappings_signature
+from argus.live.session import Session
+from argus.model.losses import Whom
 
 MAPS_S, MOST_MAPS_S = 5.0, 60.0
 """After so long the mappings of a process that runs are read, though it has mapped as much as before; longer each time
@@ -20,11 +22,11 @@ class MappedLibraries:
     """The libraries that processes map.
 
     Args:
-        losses: ``mapped_files_unread`` is counted here.
+        session: The trace: what is not read is counted there.
     """
 
-    def __init__(self, losses: Tally[str]) -> None:
-        self._losses = losses
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._signatures: dict[int, int] = {}
         self._ran: dict[int, int] = {}
         """CPU time of each process when its mappings were read: what has not run has loaded nothing."""
@@ -32,10 +34,8 @@ class MappedLibraries:
         """How much each process had mapped, when its mappings were read, and how soon they are read again."""
         self._spent_s = 0.0
         """For how long mappings of processes that are not young were read in this round."""
-        self._unread: dict[int, int] = {}
-        """Files of each process that wait to be read (``targets.Libraries``)."""
-        self._never_read = 0
-        """Of processes that have ended."""
+        self._unread: dict[int, dict[str, tuple[int, Whom]]] = {}
+        """Of each process what of its files is not read, by counter (``targets.Libraries``), and whom that concerns."""
 
     def begin_round(self) -> None:
         """``changed`` is called for all processes from here on."""
@@ -72,13 +72,23 @@ class MappedLibraries:
             libraries = find_libraries(pid)
         except OSError:
             return None
-        if libraries.unread:
-            self._unread[pid] = libraries.unread  # read in the next round
-        else:
-            self._unread.pop(pid, None)
+        if not libraries.unread:  # else they are read in the next round
             self._signatures[pid], self._ran[pid] = signature, ran
-        self._losses["mapped_files_unread"] = self._never_read + sum(self._unread.values())
+        self._count(pid, {"mapped_files_unread": libraries.unread})
         return libraries
+
+    def _count(self, pid: int, now: Mapping[str, int]) -> None:
+        """Counts what of a process's files is not read, in the place of what was not when it was looked at last."""
+        if not any(now.values()) and pid not in self._unread:
+            return
+        losses = self._session.losses
+        for counter, (number, whom) in self._unread.pop(pid, {}).items():
+            losses.count(counter, whom, number=-number)
+        whom = self._session.whom(pid)
+        for counter, number in now.items():
+            losses.count(counter, whom, number=number)
+        if any(now.values()):
+            self._unread[pid] = {counter: (number, whom) for counter, number in now.items()}
 
     def read_anew(self, pid: int) -> None:
         """Reads a process's mappings again, whether or not it has mapped something since."""
@@ -86,6 +96,6 @@ class MappedLibraries:
             by_pid.pop(pid, None)
 
     def forget(self, pid: int) -> None:
-        """Drops what is kept of a process that has ended."""
+        """Drops what is kept of a process that has ended. What was not read of it never will be."""
         self.read_anew(pid)
-        self._never_read += self._unread.pop(pid, 0)
+        self._unread.pop(pid, None)

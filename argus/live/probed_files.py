@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 
 from argus.capture.attachment import Attachment
@@ -29,7 +28,6 @@ class ProbedFiles:
     Args:
         session: The trace.
         family: Which processes are let through.
-        losses: Counts what could not be probed.
         timed: Whether a process may have GPU times.
 
     Attributes:
@@ -38,12 +36,9 @@ class ProbedFiles:
         named: PIDs that the user asked for one by one.
     """
 
-    def __init__(
-        self, session: Session, family: Family, losses: Tally[str], timed: Callable[[int], bool] = lambda _: False
-    ) -> None:
+    def __init__(self, session: Session, family: Family, timed: Callable[[int], bool] = lambda _: False) -> None:
         self._session = session
         self._family = family
-        self._losses = losses
         self._timed = timed
         self.attached: list[Attachment] = []
         self.released = 0
@@ -135,7 +130,7 @@ class ProbedFiles:
                     continue
                 if not running and (library.key, pid) not in self._attaching:
                     raise
-                self._losses["attach_failed"] += 1
+                self._session.losses.count("attach_failed", *(self._session.whom(each.pid) for _, each in uses))
                 self._session.note(failure.message)
                 return
         ended = [target.pid for _, target in uses if target.pid in self.named]

@@ -23,6 +23,7 @@ from argus.capture.process.targets import (
     find_libraries,
     identity_of,
     inspect,
+    owner_of,
     parent_of,
     user_of,
 )
@@ -34,6 +35,7 @@ from argus.live.probed_files import ProbedFiles
 from argus.live.session import Session
 from argus.live.side import Counters
 from argus.model.errors import ArgusError
+from argus.model.losses import EVERYBODY, Whom
 
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
@@ -82,14 +84,14 @@ class Roster:
         """Processes whose libraries could not be read, though they should have been."""
         self.jobs: list[Job] = []
         self.by_pid: dict[int, tuple[Job, Member]] = {}
-        self.losses: Tally[str] = Tally()
         self.past: Tally[str] = Tally()
         """What the jobs and helpers that are no longer remembered did: jobs, launches, collectives."""
-        self._late: set[int] = set()
+        self._late: dict[int, Whom] = {}
+        """Processes that were probed late, and whom that concerns."""
         self._follow = session.options.children
         self.family = Family(session.probes, follow=self._follow)
-        self.files = ProbedFiles(session, self.family, self.losses, timed)
-        self._libraries = MappedLibraries(self.losses)
+        self.files = ProbedFiles(session, self.family, timed)
+        self._libraries = MappedLibraries(session)
         self._names = names
         self._job_name = session.options.job
         self._run = session.run
@@ -198,6 +200,7 @@ class Roster:
         """Looks at every process: who came, who ended, who loaded what. Whether something changed."""
         joined, ended = self.family.refresh()
         self._add_candidates(joined, now)
+        self.count_losses_of_forks()
         changed = False
         self._libraries.begin_round()
         if ended:
@@ -224,7 +227,7 @@ class Roster:
     def _has_new_owner(self, pid: int) -> bool:
         """Whether a rank runs as another user now, by executing a setuid program or of its own will. What it does is
         nobody's of its job then: it leaves the trace. Where children are followed it may come back as another job's."""
-        _, member = self.by_pid[pid]
+        job, member = self.by_pid[pid]
         if member.state != "traced" or member.target.identity.uid < 0:
             return False
         try:
@@ -235,22 +238,53 @@ class Roster:
             return False
         if user_of(pid) in (-1, member.target.identity.uid):
             return False
-        self.losses["processes_changed_owner"] += 1
+        self._session.losses.count("processes_changed_owner", Whom(job))
         self._session.note(f"process {pid} runs as another user now: it is no longer traced as rank {member.rank}")
         return True
 
     def counters(self) -> Counters:
         """Every counter of what becomes of processes: value, and whether a value above 0 is a loss."""
-        family = self.family
+        family, losses = self.family, self._session.losses.totals
         counters: Counters = {"files_released": (self.files.released, False)}
         counters["calls_before_follow"] = (family.missed_calls, True)
         counters["fork_events_missed"] = (family.missed_events, True)
         counters["follow_failed"] = (family.failures + (family.state != "on"), True)
-        losses = self.losses + Tally(attach_failed=self._session.probes.unanswered)
-        counters |= {name: (value, True) for name, value in losses.items() if value > 0}
+        counters["attach_failed"] = (losses["attach_failed"] + self._session.probes.unanswered, True)
         ignored = sum(bool(member.ignored) for job in self.jobs for member in job.members.values())
         counters["processes_ignored"] = (ignored, True)
         return counters
+
+    def own_losses(self, job: Job) -> dict[str, int]:
+        """Of ``counters``, what concerns a job, of those that are not counted in ``Session.losses`` alone."""
+        of_job = self._session.losses.of(job)
+        probed = {id(each): each for member in job.members.values() for each in self.attachments_of(member)}
+        unanswered = sum(not each.answers for each in probed.values())
+        return {
+            "attach_failed": of_job.get("attach_failed", 0) + unanswered,
+            "calls_before_follow": of_job.get("calls_before_follow", 0),
+            "follow_failed": of_job.get("follow_failed", 0) + (self.family.state != "on"),
+        }
+
+    def whom(self, pid: int) -> Whom:
+        """Whom a loss of a process concerns. Any thread may ask."""
+        below: set[int] = set()
+        while pid and pid not in below:
+            if held := self.by_pid.get(pid):
+                return Whom(held[0]) if not below else Whom(None, held[0].owner)
+            candidate = self._candidates.get(pid)
+            target = candidate.target if candidate is not None else None
+            owner = target.identity.owner if target is not None else owner_of(pid)
+            if owner[0] >= 0:
+                return Whom(None, owner)
+            # It has ended: who forked it may be there.
+            below.add(pid)
+            pid = self.family.parent(pid)
+        return EVERYBODY
+
+    def count_losses_of_forks(self) -> None:
+        """Counts what could not be had of processes when they were forked."""
+        for counter, pid, number in self.family.take_losses():
+            self._session.losses.count(counter, self.whom(pid), number=number)
 
     def leaving(self) -> list[int]:
         """Processes that ended and whose last records may not have been read yet."""
@@ -268,7 +302,7 @@ class Roster:
             if candidate is not None and candidate.target is not None:
                 candidate.target.close()
                 self.files.was_used(candidate.target)
-            self._late.discard(pid)
+            self._late.pop(pid, None)
             self._left_alone.discard(pid)
             if pid in self.by_pid:
                 job, member = self.by_pid.pop(pid)
@@ -454,9 +488,8 @@ class Roster:
 
     def waited(self, pid: int) -> None:
         """Takes note that a process had made no CUDA call when its libraries got their probes."""
-        if pid in self._late:
-            self._late.discard(pid)
-            self.losses["processes_probed_late"] -= 1
+        if (whom := self._late.pop(pid, None)) is not None:
+            self._session.losses.count("processes_probed_late", whom, number=-1)
 
     # ---- libraries and probes
 
@@ -477,7 +510,7 @@ class Roster:
     def _guard(self, pid: int) -> AbstractContextManager[None]:
         """What fails for a process costs that process."""
         job = self.by_pid[pid][0] if pid in self.by_pid else None
-        return self._session.bulkheads.process(pid, "libraries", lambda: self._left_alone.add(pid), job, user_of)
+        return self._session.bulkheads.process(pid, "libraries", lambda: self._left_alone.add(pid), job, owner_of)
 
     def _look_at_candidate(self, pid: int, candidate: _Candidate, *, young: bool) -> bool:
         if candidate.target is None:
@@ -497,8 +530,8 @@ class Roster:
         unprobed = [key for key in new if not self.files.probes(key)]
         if unprobed and not candidate.from_the_start:
             # Calls that it made before its libraries had probes went unseen. They cannot be counted one by one.
-            self.losses["processes_probed_late"] += 1
-            self._late.add(pid)
+            self._late[pid] = self.whom(pid)
+            self._session.losses.count("processes_probed_late", self._late[pid])
         return True
 
     def _look_for_libraries(self, pid: int, target: Target, *, hurry: bool = False) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argus.capture.process.forks import wall_error_ns
+from argus.capture.process.targets import owner_of
+from argus.capture.reader import left_out
 from argus.live.bulkhead import Bulkheads
 from argus.live.clock import mono_offset_ns
 from argus.live.notes import Notes
 from argus.live.options import Options
+from argus.model.losses import Losses, Whom
 from argus.model.units import duration
 from argus.store.writer import Writer
 from argus.system import host as hosts
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from argus.capture.process.targets import Target
     from argus.live.job import Job, Member
 
+KEPT_HUNG = 4096
+"""File systems that did not answer, times those whom they concern, that are kept apart."""
 JUMP_NS = 1_000_000
 """By how much the clocks differ otherwise than before: both are slewed alike, so that only a clock that was set, or a
 machine that slept, changes it. A measurement is good to microseconds."""
@@ -65,6 +71,12 @@ class Processes(Protocol):
     def waited(self, pid: int) -> None:
         """Takes note that a process had made no CUDA call when its libraries got their probes."""
 
+    def whom(self, pid: int) -> Whom:
+        """Whom a loss of a process concerns."""
+
+    def own_losses(self, job: Job) -> Mapping[str, int]:
+        """As ``Side.own_losses``."""
+
 
 class Session:
     """One trace, as its sides see it. ``Tracer`` makes it, and is the only one to set what changes.
@@ -84,6 +96,7 @@ class Session:
         attached_ns: When the first probes were on, CLOCK_MONOTONIC.
         run: Number of the first run.
         notes: What the user is to read.
+        losses: What was lost, and whom it concerns.
         bulkheads: What failed alone.
         children: Whether forks of the targets are followed.
     """
@@ -100,10 +113,12 @@ class Session:
         self.attached_ns = 0
         self.run = int(time.time()) if options.run is None else options.run
         self.notes = Notes()
-        self.bulkheads = Bulkheads(self.note)
+        self.losses = Losses(any_container=options.job is not None)
+        self.bulkheads = Bulkheads(self.note, self.losses)
         self._probes: Probes | None = None
         self._roster: Processes | None = None
         self._version = time.time_ns()
+        self._hung: set[tuple[object, ...]] = set()
 
     # ---- traced processes
 
@@ -155,6 +170,40 @@ class Session:
         """Takes note that a process had waited for GPU times before its first CUDA call."""
         if self._roster is not None:
             self._roster.waited(pid)
+
+    def whom(self, pid: int) -> Whom:
+        """Whom a loss of a process concerns: its job, or the jobs of its owner. Any thread may ask."""
+        return Whom(None, owner_of(pid)) if self._roster is None else self._roster.whom(pid)
+
+    def count_of_reader(self, counter: str, pid: int, number: int, device: str) -> None:
+        """As ``Reader.on_loss``. A file system that does not answer is one loss of each that it concerns."""
+        whom = self.whom(pid)
+        if device:
+            key = device, whom.owner if whom.job is None else id(whom.job)
+            if key in self._hung or len(self._hung) >= KEPT_HUNG:
+                return
+            self._hung.add(key)
+        self.losses.count(counter, whom, number=number)
+
+    def count_left_out(self) -> None:
+        """Counts what the tracer itself has left out of processes, where there is no reader."""
+        for counter, pid, number in left_out.take():
+            self.losses.count(counter, self.whom(pid), number=number)
+
+    def count_losses(
+        self, counter: str, pids: NDArray[np.integer], numbers: NDArray[np.integer], lost: NDArray[np.bool_]
+    ) -> None:
+        """Counts what was lost of several processes.
+
+        Args:
+            counter: Its name.
+            pids: Whose each record is, shape (n,).
+            numbers: How much each stands for, shape (n,).
+            lost: Which of them were lost, shape (n,).
+        """
+        for pid in np.unique(pids[lost]).tolist():
+            number = int(numbers[lost & (pids == pid)].sum())
+            self.losses.count(counter, self.whom(pid), number=number)
 
     # ---- rows
 

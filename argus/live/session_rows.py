@@ -12,8 +12,8 @@ from argus import __version__
 from argus.capture.process.host_cpu import HostCpuReader
 from argus.capture.reader import reader
 from argus.live.job import Job
-from argus.live.session import Session
-from argus.live.side import Counters
+from argus.live.session import Processes, Session
+from argus.live.side import Counters, Side
 from argus.model.units import span_text
 from argus.system import redact
 
@@ -24,6 +24,8 @@ _SUBJECTS = {
     "math": "matrix products",
 }
 """Probes whose programs a kernel may refuse, for people."""
+_OF_READER = ("file_systems_hung", "memory_hung", "processes_unreadable", "reads_over_budget")
+"""Losses that the reader counts for all traces of this process, and reports with the process that each concerns."""
 OVER_S = 10.0
 """For so long the last rows of a job may come after its last process has ended."""
 
@@ -152,14 +154,20 @@ class SessionRows:
                 )
 
     def write_coverage(
-        self, counters: Counters, seen_ns: int, over_share: Callable[[int], int], jobs: Sequence[Job] | None = None
+        self,
+        counters: Counters,
+        seen_ns: int,
+        over_share: Callable[[int], int],
+        sides: Sequence[Side],
+        jobs: Sequence[Job] | None = None,
     ) -> None:
-        """Stores the session's counters with these jobs.
+        """Stores the session's counters with these jobs: of losses that processes cause, each job's own.
 
         Args:
             counters: Of the session.
             seen_ns: What was called until then has become rows, CLOCK_MONOTONIC; 0: now.
             over_share: Samples and switches of a process's threads beyond its share, by PID.
+            sides: What is observed.
             jobs: None: those that run, and at the end all.
         """
         session = self._session
@@ -169,7 +177,8 @@ class SessionRows:
         with session.bulkheads.part("coverage"):
             self.count_refused(over_share)
         for job in jobs:
-            of_job = counters | self._of_members(job)
+            own = {name: (value, True) for name, value in self._own_losses(job, sides).items()}
+            of_job = counters | own | self._of_members(job)
             session.writer.append(
                 "coverage",
                 {
@@ -184,8 +193,23 @@ class SessionRows:
                 },
             )
 
+    def _own_losses(self, job: Job, sides: Sequence[Side]) -> dict[str, int]:
+        """Losses that processes cause, or jobs: what of them concerns this job."""
+        session = self._session
+        own = dict.fromkeys(_OF_READER, 0) | session.losses.of(job)
+        parts: list[Side | Processes] = [*sides, session.roster]
+        for each in parts:
+            with session.bulkheads.part("counters"):
+                own |= each.own_losses(job)
+        return own
+
     def count_refused(self, over_share: Callable[[int], int]) -> None:
-        """What the kernel side refused to each process that is there. ``over_share``: as ``write_coverage`` has it."""
+        """What the kernel side refused to each process that is there, and what was left out of it.
+
+        Args:
+            over_share: As ``write_coverage`` has it.
+        """
+        self._session.count_left_out()
         for pid, (_, member) in self._session.roster.by_pid.items():
             member.refused = max(self._session.probes.spent(pid)[1], member.refused)
             member.over_share = max(over_share(pid), member.over_share)
@@ -203,7 +227,6 @@ class SessionRows:
             "seq_over_share": (sum(member.calls_over_share[1] for member in members), True),
             "file_slots_full": (sum(member.without_slot for member in members), True),
             "processes_ignored": (sum(bool(member.ignored) for member in members), True),
-            **{name: (value, True) for name, value in self._session.bulkheads.of(job).items()},
         }
 
     def forget(self, job: Job) -> None:

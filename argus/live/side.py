@@ -87,6 +87,11 @@ class Side(Protocol):
         """Every counter of this side."""
         return {}
 
+    def own_losses(self, job: Job) -> Mapping[str, int]:
+        """Of ``counters`` that are losses, those that processes cause: what of them concerns a job. What is left out
+        concerns all jobs, or is counted in ``Session.losses``."""
+        return {}
+
     def summary(self) -> list[str]:
         """How it went, in lines for people."""
         return []

@@ -530,11 +530,13 @@ class Tracer:
 
     def _enter_reader(self) -> None:
         self._reads = True
+        reader.shared.on_loss = self.session.count_of_reader
         reader.shared.enter()
 
     def _leave_reader(self) -> None:
         reads, self._reads = self._reads, False
         if reads:
+            reader.shared.on_loss = reader.not_counted
             reader.shared.leave()
 
     # ---- counters
@@ -547,7 +549,7 @@ class Tracer:
                 counters |= side.counters()
         with self.bulkheads.part("counters"):
             counters |= self._roster.counters()
-        counters |= {name: (value, True) for name, value in self.bulkheads.counters.items()}
+        counters = {name: (value, True) for name, value in self.bulkheads.counters.items()} | counters
         counters |= {name: (value, name != "reader_restarts") for name, value in reader.shared.counters.items()}
         counters |= self._watchdog.counters()
         counters["reader_restarts"] = (reader.shared.counters["reader_restarts"], False)
@@ -565,4 +567,4 @@ class Tracer:
         """Stores the session's counters with these jobs; None: with those that run, and at the end with all."""
         with self.bulkheads.part("coverage"):
             self._rows.write_not_started(self._roster.family.state)
-        self._rows.write_coverage(self.counters(), self._calls.seen_ns, self._stacks.over_share, jobs)
+        self._rows.write_coverage(self.counters(), self._calls.seen_ns, self._stacks.over_share, self.sides, jobs)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from argus.live.job import Job
 from argus.live.options import Options
 from argus.live.session import Session
+from argus.model.losses import EVERYBODY, Whom
 from argus.store.arrow import Values, to_arrow
 
 
@@ -41,6 +42,9 @@ def a_session(
     session = Session(Options(**options), writer)
     session.host = host
     session.mono_offset_ns = session.first_offset_ns = offset_ns
-    roster: Any = SimpleNamespace(jobs=list(jobs), attached=[], by_pid={}, candidates=list, live=list)
+    roster: Any = SimpleNamespace(
+        jobs=list(jobs), attached=[], by_pid={}, candidates=list, live=list, own_losses=lambda job: {}
+    )
+    roster.whom = lambda pid: Whom(roster.by_pid[pid][0]) if pid in roster.by_pid else EVERYBODY
     session.roster = roster
     return session

@@ -6,7 +6,6 @@ import io
 import subprocess
 import sys
 import warnings
-from collections import Counter as Tally
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +32,9 @@ from argus.live.sides import flags
 from argus.live.sides.flags import FlagWatcher
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.tracer import Tracer
-from argus.model import records
+from argus.model import losses, records
 from argus.model.errors import ArgusError
+from argus.model.losses import EVERYBODY
 from argus.model.records import LOSS_COUNTERS
 from argus.model.units import seconds
 from argus.store.arrow import to_arrow
@@ -90,24 +90,26 @@ def test_what_fails_of_one_job_is_no_other_jobs_loss() -> None:
     fail(heads.job(hostile))
     fail(heads.part("stacks of process 7", hostile))
     fail(heads.process(7, "stacks", list, hostile))
-    fail(heads.process(8, "libraries", list, None, lambda pid: {8: 5}[pid]))
+    fail(heads.process(8, "libraries", list, None, lambda pid: {8: (5, "")}[pid]))
     assert heads.counters == {"job_turns_failed": 1, "turns_failed": 1, "processes_quarantined": 2}
-    assert heads.of(hostile) == {"job_turns_failed": 1, "turns_failed": 1, "processes_quarantined": 2}
-    assert heads.of(same_user) == {"job_turns_failed": 0, "turns_failed": 0, "processes_quarantined": 1}
-    assert not any(heads.of(honest).values())
+    assert heads.losses.of(hostile) == {"job_turns_failed": 1, "turns_failed": 1, "processes_quarantined": 2}
+    assert heads.losses.of(same_user) == {"job_turns_failed": 0, "turns_failed": 0, "processes_quarantined": 1}
+    assert not any(heads.losses.of(honest).values())
     fail(heads.part("the store"))
     fail(heads.process(9, "libraries", list))
-    assert heads.of(honest) == {"job_turns_failed": 0, "turns_failed": 1, "processes_quarantined": 1}
+    assert heads.losses.of(honest) == {"job_turns_failed": 0, "turns_failed": 1, "processes_quarantined": 1}
 
 
 def test_users_that_are_counted_apart_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulkhead, "OWNERS", 2)
+    monkeypatch.setattr(losses, "OWNERS", 2)
     heads = Bulkheads()
     for uid in range(4):
-        with heads.process(7, "libraries", list, None, lambda pid, uid=uid: uid):  # type: ignore[misc]
+        with heads.process(7, "libraries", list, None, lambda pid, uid=uid: (uid, "")):  # type: ignore[misc]
             raise ValueError
-    assert len(heads._of_user) == 2
-    assert heads.of(Job("j", 1, owner=(0, "")))["processes_quarantined"] == 3  # its own, and two that are nobody's
+    assert len(heads.losses._of_owner) == 2
+    assert (
+        heads.losses.of(Job("j", 1, owner=(0, "")))["processes_quarantined"] == 3
+    )  # its own, and two that are nobody's
 
 
 def test_a_quarantine_that_fails_too_ends_nothing() -> None:
@@ -299,7 +301,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
         real = getattr(made, name)
         one = MagicMock()
         one.name, one.parts, one.punctual, one.due = real.name, real.parts, real.punctual, float("inf")
-        one.counters.return_value = {}
+        one.counters.return_value = one.own_losses.return_value = {}
         one.summary.return_value = []
         one.observed.return_value = {}
         one.loading = False
@@ -321,14 +323,14 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     job = Job("j", 1)
     job.members[7] = Member(target, 0, "order")  # type: ignore[arg-type]
-    roster.jobs, roster.by_pid, roster.losses, roster.attached = [job], {}, {}, []
+    roster.jobs, roster.by_pid, roster.attached = [job], {}, []
     roster.leaving.return_value = []
     roster.candidates.return_value = []
-    roster.losses = Tally()
     roster.family.missed_calls = roster.family.missed_events = roster.family.failures = 0
     roster.family.state = "on"
     probes.refused = {}
-    roster.counters.return_value = {}
+    roster.counters.return_value = roster.own_losses.return_value = {}
+    roster.whom.return_value = EVERYBODY
     made._calls.open()
     return made
 

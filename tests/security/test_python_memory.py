@@ -15,6 +15,7 @@ import pytest
 from argus.capture.python import code, interpreter, layouts
 from argus.capture.python.code import MAX_LINE, CodeResolver
 from argus.capture.python.interpreter import MAX_COUNT, MAX_INTERPRETERS, MAX_THREADS
+from argus.capture.reader import left_out
 from argus.live.sampling.processes import SampledProcesses
 from argus.model.stacks import Frame, Stack
 from argus.tables import stacks
@@ -120,6 +121,8 @@ def test_code_is_remembered_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
 class Forged:
     """Memory in which every pointer leads to the next object, without end."""
 
+    pid = 7
+
     def __init__(self, step: int) -> None:
         self.step, self.reads = step, 0
 
@@ -138,15 +141,15 @@ def test_forged_lists_of_interpreters_and_threads_end() -> None:
     for field in interpreter._SAME:
         record[field] = getattr(layout, field)
     record["runtime"] = 1 << 20
-    before = interpreter.lists_cut["python_lists_cut"]
+    left_out.take()
     memory: Any = Forged(4096 * 8)
     states = list(interpreter._thread_states(memory, record))
     assert len(states) <= MAX_THREADS
     assert memory.reads < 2 * MAX_THREADS
-    assert interpreter.lists_cut["python_lists_cut"] == before + 1
+    assert left_out.take() == [("python_lists_cut", 7, 1)]
     memory = Forged(8)
     assert len(list(interpreter._list(memory, 8, 8, MAX_INTERPRETERS))) == MAX_INTERPRETERS
-    assert interpreter.lists_cut["python_lists_cut"] == before + 2
+    assert left_out.take() == [("python_lists_cut", 7, 1)]
 
 
 def collections(*counts: int) -> tuple[int, ...] | None:

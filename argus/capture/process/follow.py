@@ -46,6 +46,9 @@ class Family:
         """Calls of followed processes before they were let through."""
         self.failures = 0
         """Processes that could not be let through (the kernel's map is full)."""
+        self._losses: deque[tuple[str, int, int]] = deque()
+        self._parents: dict[int, int] = {}
+        """Of processes whose fork was reported: they may have ended before anybody looks at them."""
         if follow:
             probes.follow_forks()
         self._watcher = ForkWatcher(self._forked) if follow else None
@@ -79,15 +82,29 @@ class Family:
 
     def _forked(self, parent: int, child: int) -> None:
         if parent in self._pids and child not in self._pids:
+            self._parents[child] = parent
             self._pids.add(child)
             self._join(child)
             self._new.append(child)
 
     def _join(self, pid: int) -> None:
         try:
-            self.missed_calls += self._probes.add_target(pid)
+            missed = self._probes.add_target(pid)
         except Exception:  # bcc raises nothing narrower when the kernel's map is full
             self.failures += 1
+            self._losses.append(("follow_failed", pid, 1))
+            return
+        if missed:
+            self.missed_calls += missed
+            self._losses.append(("calls_before_follow", pid, missed))
+
+    def take_losses(self) -> list[tuple[str, int, int]]:
+        """Of ``missed_calls`` and ``failures`` what came since the last call: counter, process, how many."""
+        return [self._losses.popleft() for _ in range(len(self._losses))]
+
+    def parent(self, pid: int) -> int:
+        """Who forked a process that was let through; 0: not known. Also after it has ended, until ``dismiss``."""
+        return self._parents.get(pid, 0)
 
     def _note(self, pid: int) -> None:
         if pid in self._pidfds or pid in self._started or pid in self._ended:
@@ -153,6 +170,7 @@ class Family:
     def dismiss(self, pid: int) -> None:
         """Lets a process that ended through no more: its PID may be another's soon."""
         self._pids.discard(pid)
+        self._parents.pop(pid, None)
         self._started.pop(pid, None)
         self._ended.discard(pid)
         self._let_go(pid)

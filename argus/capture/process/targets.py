@@ -525,6 +525,15 @@ def user_of(pid: int) -> int:
     return -1
 
 
+def owner_of(pid: int) -> tuple[int, str]:
+    """User and container of a process, as ``Identity.owner``; (-1, ""): it has ended."""
+    try:
+        uid = user_of(pid)
+        return (uid, container_of(pid, read_cgroup(pid))) if uid >= 0 else (-1, "")
+    except OSError:
+        return -1, ""
+
+
 def container_of(pid: int, cgroup: str) -> str:
     """What distinguishes two containers: the pod, whose containers have PID namespaces of their own; Slurm's job, which
     has none; else the PID namespace. Empty: the process is in none."""

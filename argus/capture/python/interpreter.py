@@ -14,7 +14,7 @@ import os
 import re
 import struct
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from argus.capture.process.mapped import Allowance, File, Key, open_mapped
 from argus.capture.process.targets import PROC, Mapping, executable_mappings
 from argus.capture.python import layouts
 from argus.capture.python.layouts import Layout
-from argus.capture.reader import progress, reader
+from argus.capture.reader import left_out, progress, reader
 from argus.model.records import FRAME, FRAME_ENTRY, NO_OFFSET, PYTHON
 
 _U64 = struct.Struct("<Q")
@@ -63,6 +63,7 @@ class Memory:
     """
 
     def __init__(self, pid: int) -> None:
+        self.pid = pid
         self._fd = os.open(PROC / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
@@ -469,17 +470,13 @@ def _find_pthread_tid(memory: Memory, threads: list[int], numbers: set[int]) -> 
 # ---- threads
 
 
-lists_cut: Counter[str] = Counter()
-"""How often a list was not followed to its end: "python_lists_cut"."""
-
-
 def _list(memory: Memory, head: int, next_offset: int, limit: int) -> Iterator[int]:
     """The elements of a linked list that may change meanwhile: never endless, never the same one twice."""
     seen: set[int] = set()
     element = memory.u64(head)
     while element and element not in seen:
         if len(seen) >= limit:
-            lists_cut["python_lists_cut"] += 1
+            left_out.count("python_lists_cut", memory.pid)
             return
         seen.add(element)
         yield element
@@ -500,7 +497,7 @@ def _thread_states(memory: Memory, record: NDArray[np.void]) -> Iterator[tuple[i
         state = memory.u64(interp + int(record["threads_head"]))
         while state and state not in seen:
             if followed >= MAX_THREADS or (followed % 64 == 63 and time.thread_time() > until):
-                lists_cut["python_lists_cut"] += 1
+                left_out.count("python_lists_cut", memory.pid)
                 return
             followed += 1
             seen.add(state)

@@ -451,17 +451,14 @@ class _Reader:
         return session
 
     def answer(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        from argus.capture.python.interpreter import lists_cut
-
         answer, more, fds = _OPS[request["op"]](self, request, data)
         if (session := self.sessions.get(request.get("session", 0))) is not None:
             answer["counters"] = session.counters()
-        answer["lists_cut"] = sum(lists_cut.values())
         return answer, more, fds
 
     def serve(self) -> None:
         """Answers until the other end is gone."""
-        from argus.capture.reader import progress
+        from argus.capture.reader import left_out, progress
 
         while True:
             head, fds = receive_head(self.sock)
@@ -482,6 +479,9 @@ class _Reader:
                 give = {"failed": f"{type(reason).__name__}: {reason}"[:500]}, b"", []
             signal.setitimer(signal.ITIMER_PROF, 0)
             progress.clear()
+            give[0]["left_out"] = [[name, number] for name, pid, number in left_out.take() if pid == request["pid"]]
+            give[0]["missed"] = sorted(progress.missed)
+            progress.missed.clear()
             send(self.sock, *give)
             while self.places:
                 os.close(self.places.pop())

@@ -16,6 +16,8 @@ dead: set[str] = set()
 """What did not answer, as ``of_user`` and ``of_process`` name it: nothing of it is opened."""
 process, user = 0, -1
 """Whose files and memory are read for the request that is being answered."""
+missed: set[str] = set()
+"""What of ``dead`` would have been opened since this was emptied."""
 
 
 def of_process(what: str, pid: int) -> str:
@@ -66,8 +68,10 @@ def file(device: str) -> Touching:
 
 def refuse(device: str) -> None:
     """Raises OSError if the file system did not answer before."""
-    if dead and (of_process(device, process) in dead or of_user(device, user) in dead):
-        raise TimeoutError(f"the file system {device} does not answer")
+    for what in (of_process(device, process), of_user(device, user)) if dead else ():
+        if what in dead:
+            missed.add(what)
+            raise TimeoutError(f"the file system {device} does not answer")
 
 
 def look_up(what: str = PATHS) -> Touching:
@@ -80,7 +84,8 @@ def look_up(what: str = PATHS) -> Touching:
     Raises:
         OSError: A path of this process did not answer before.
     """
-    if dead and of_process(what, process) in dead:
+    if dead and (own := of_process(what, process)) in dead:
+        missed.add(own)
         raise TimeoutError(f"the {what} of process {process} do not answer")
     return Touching(what)
 

@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from argus.capture.process.mapped import device_of
-from argus.capture.reader import progress, wire
+from argus.capture.reader import left_out, progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
 from argus.system import disk_cache, privileges
 
@@ -77,6 +77,8 @@ own may have any number. Beyond it nothing of the process is read."""
 PATIENT, IMPATIENT_S = 8, 0.5
 """After so many files or memories of one user's processes that did not answer, others of that user's are waited for so
 long: who starts a thousand such processes must not hold up the trace for an hour."""
+MOST_MISSED = 64
+"""File systems that an answer may name."""
 MOST_HUNG = 16
 """Readers that may be left hanging: a process in the kernel's hands cannot be ended. Beyond it, nothing is read."""
 _LETS_GO = ("close", "forget")
@@ -90,6 +92,10 @@ PROGRAM_BYTES = 64
 _MOST_MAPS = 64 << 20
 """Of a process's list of mappings: 65,530 of them with paths of a kilobyte."""
 _EXECUTABLE_LINE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ..x. .*\n", re.MULTILINE)
+
+
+def not_counted(counter: str, pid: int, number: int, device: str) -> None:
+    """Nobody traces."""
 
 
 class Unreadable(OSError):
@@ -140,8 +146,8 @@ class Reader:
         """Called with the path of a library before its tables are read, if that takes long."""
         self.trouble = ""
         """What is the matter with it, for people; empty: nothing."""
-        self.lists_cut = 0
-        self._lists_cut_before = 0
+        self.on_loss: Callable[[str, int, int, str], None] = not_counted
+        """Called with each loss of a process: counter, process, how many, and the file system, if it is one's."""
         self._nursery: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._page: mmap.mmap | None = None
@@ -186,7 +192,6 @@ class Reader:
             return
         self.counters.clear()
         self.trouble = ""
-        self.lists_cut = self._lists_cut_before = 0
         self._strikes.clear()
         self._no_memory.clear()
         self._dead.clear()
@@ -296,7 +301,6 @@ class Reader:
             if len(self._left) >= MOST_HUNG:
                 raise Unreadable(f"{len(self._left)} readers hang")
         self.counters["reader_restarts"] += 1
-        self._lists_cut_before = self.lists_cut
         try:
             self._birth()
             self._number()
@@ -375,6 +379,7 @@ class Reader:
         lets_go = op in _LETS_GO or more.get("pointers", ()) is None
         if not lets_go and not self._has_time(pid, user):
             self.counters["reads_over_budget"] += 1
+            self.on_loss("reads_over_budget", pid, 1, "")
             raise Unreadable(f"{op} of process {pid}: to read it, or others of its user, took too long")
         self._revive()
         self._renew()
@@ -387,7 +392,7 @@ class Reader:
         finally:
             self._charge(pid, user, spent.seconds())
         fields = answer.what
-        self._note(fields)
+        self._note(pid, fields)
         if "failed" in fields:
             answer.close()
             self._strike(pid)
@@ -411,10 +416,17 @@ class Reader:
         """The last answer made no sense: its reader is ended."""
         self._end()
 
-    def _note(self, fields: dict[str, Any]) -> None:
-        cut = fields.get("lists_cut", 0)
-        if isinstance(cut, int) and 0 <= cut < 1 << 62:
-            self.lists_cut = self._lists_cut_before + cut
+    def _note(self, pid: int, fields: dict[str, Any]) -> None:
+        """Counts what was left out of a process for this answer, as far as that makes sense."""
+        found, missed = fields.get("left_out"), fields.get("missed")
+        for one in found[: len(left_out.COUNTERS)] if isinstance(found, list) else ():
+            if isinstance(one, list) and len(one) == 2 and one[0] in left_out.COUNTERS:
+                number = one[1]
+                if type(number) is int and 0 < number < 1 << 32:
+                    self.on_loss(one[0], pid, number, "")
+        for device in missed[:MOST_MISSED] if isinstance(missed, list) else ():
+            if isinstance(device, str) and device in self._dead:
+                self.on_loss("file_systems_hung", pid, 1, device)
 
     def reads_memory(self, pid: int) -> bool:
         """Whether the memory of a process may be read: it has not kept a reader waiting."""
@@ -451,6 +463,7 @@ class Reader:
         if doing == progress.MEMORY.decode() and isinstance(failure, TimeoutError):
             if pid not in self._no_memory:
                 self.counters["memory_hung"] += 1
+                self.on_loss("memory_hung", pid, 1, "")
                 self._no_memory.add(pid)
                 return
         elif isinstance(failure, TimeoutError) and (what := self._given_up(doing, pid, user)):
@@ -459,10 +472,11 @@ class Reader:
             self._dead[what] = time.monotonic() + wait_s
             self._hung.add(doing if _DEVICE.fullmatch(doing) else what)
             self.counters["file_systems_hung"] = len(self._hung)
+            self.on_loss("file_systems_hung", pid, 1, what)
             self._hangs[pid] += 1
             if self._hangs[pid] == MOST_HANGS and self.reads(pid):
                 self._strikes[pid] = STRIKES
-                self.counters["processes_unreadable"] += 1
+                self._give_up(pid)
             return
         self._strike(pid)
 
@@ -476,7 +490,11 @@ class Reader:
     def _strike(self, pid: int) -> None:
         self._strikes[pid] += 1
         if self._strikes[pid] == STRIKES:
-            self.counters["processes_unreadable"] += 1
+            self._give_up(pid)
+
+    def _give_up(self, pid: int) -> None:
+        self.counters["processes_unreadable"] += 1
+        self.on_loss("processes_unreadable", pid, 1, "")
 
     def _doing(self) -> str:
         assert self._page is not None

@@ -15,6 +15,7 @@ from argus.live.session import Session
 from argus.live.sides.kernel_rows import KernelSide
 from argus.model import records
 from argus.model.event_kinds import is_launch
+from argus.model.losses import Whom
 from argus.semantics.gpu.correlation import KEEP_PROBED
 from argus.semantics.phases.gpu import GPU_METHODS, GPU_OPS, GPU_PHASES, communicates
 from argus.tables import gpu as gpu_rows
@@ -36,7 +37,6 @@ class GpuRows:
 
     Attributes:
         kernel_ns: Time of all kernels on the GPUs; two that ran at once count twice.
-        of_no_device: Operations of GPUs that cannot be: a loss.
     """
 
     def __init__(self, session: Session, kernels: KernelSide, duty: DutyCycle) -> None:
@@ -46,7 +46,6 @@ class GpuRows:
         self._calls: Tally[str] = Tally()
         self._ns: Tally[str] = Tally()
         self.kernel_ns = 0
-        self.of_no_device = 0
 
     def top_kernels(self, count: int) -> list[tuple[str, int, int]]:
         """The kernels that took most time on the GPUs: name, calls, nanoseconds."""
@@ -68,7 +67,8 @@ class GpuRows:
         gpu, host = program.take()
         real = gpu["device"] < MAX_DEVICES
         if not real.all():
-            self.of_no_device += int(np.sum(~real))
+            number = int(np.sum(~real))
+            self._session.losses.count("gpu_ops_of_no_device", Whom(process.job), number=number)
             gpu = gpu[real]
         options = self._duty.options
         if process.was_on and options.api and options.share == 1:

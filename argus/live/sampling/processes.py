@@ -65,6 +65,8 @@ class SampledProcesses:
         """Processes whose CPython is not understood, and why."""
         self._unread_before: Tally[str] = Tally()
         """The same of processes that have ended: how many for each reason, the first ``KEPT_REASONS``."""
+        self._unread_of: Tally[int] = Tally()
+        """The same, how many of each job."""
         self._features: dict[tuple[int, str], tuple[str, str]] = {}
         self._collected: dict[int, tuple[int, ...]] = {}
         """Garbage collections of each generation when they were last read."""
@@ -187,6 +189,7 @@ class SampledProcesses:
         self._counters.update(process.counters())
         self._collected.pop(pid, None)
         if why := self._unread.pop(pid, ""):
+            self._unread_of[id(process.job)] += 1
             apart = why in self._unread_before or len(self._unread_before) < KEPT_REASONS
             self._unread_before[why if apart else "other reasons"] += 1
         for key in [key for key in self._features if key[0] == pid]:
@@ -194,7 +197,8 @@ class SampledProcesses:
         process.close()
 
     def forget(self, job: Job) -> None:
-        """Drops what is kept of a job that is over and was not sampled."""
+        """Drops what is kept of a job that is over."""
+        del self._unread_of[id(job)]
         if not self._programs.on:
             gone = job.members.keys()
             self._features = {key: state for key, state in self._features.items() if key[0] not in gone}
@@ -367,6 +371,11 @@ class SampledProcesses:
     def unread_pythons(self) -> Tally[str]:
         """How many processes' CPython was not understood, for each reason; those included that have ended."""
         return Tally(self._unread.values()) + self._unread_before
+
+    def unread_pythons_of(self, job: Job) -> int:
+        """Of these, how many are a job's."""
+        there = sum(pid in self.by_pid and self.by_pid[pid].job is job for pid in self._unread)
+        return there + self._unread_of[id(job)]
 
     def write_sampling(self) -> None:
         """Stores, as features, how each process is sampled now, where that has changed."""

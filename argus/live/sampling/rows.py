@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections import deque
 
 import numpy as np
@@ -16,6 +15,7 @@ from argus.live.sampling.process import SampledProcess
 from argus.live.sampling.processes import SampledProcesses
 from argus.live.session import Session
 from argus.model import records
+from argus.model.losses import Whom
 from argus.tables import stacks as stack_rows
 
 RECENT_S = 5.0
@@ -26,10 +26,9 @@ class StackRows:
     """Writes what was counted.
 
     Args:
-        session: Where rows go.
+        session: Where rows go, and where samples without a rank, or without a stack, are counted.
         processes: Whose they are.
         dictionary: The stacks.
-        losses: Samples without a rank, or without a stack, are counted here.
         now: ``time.monotonic()``.
 
     Attributes:
@@ -41,13 +40,11 @@ class StackRows:
         session: Session,
         processes: SampledProcesses,
         dictionary: StackDictionary,
-        losses: Tally[str],
         now: float,
     ) -> None:
         self._session = session
         self._processes = processes
         self._dictionary = dictionary
-        self._losses = losses
         self._written_at = now
         self.recent: deque[Recent] = deque()
 
@@ -81,7 +78,7 @@ class StackRows:
                     self._write_pauses(job, all_pauses[_among(all_pauses["pid"], pids)])
                 self._write_usage(job, usage)
         if not with_rank.all():
-            self._losses["stack_samples_without_rank"] += int(all_counts["count"][~with_rank].sum())
+            self._session.count_losses("stack_samples_without_rank", all_counts["pid"], all_counts["count"], ~with_rank)
         while self.recent and self.recent[0].until < now - RECENT_S + slack_s:
             self.recent.popleft()
         self._written_at = now
@@ -92,7 +89,8 @@ class StackRows:
         ids = self._dictionary.ids_of(counts["stack"])
         missing = (ids == 0) & (counts["stack"] != 0)
         if missing.any():
-            self._losses["stack_samples_without_stack"] += int(counts["count"][missing].sum())
+            number = int(counts["count"][missing].sum())
+            self._session.losses.count("stack_samples_without_stack", Whom(job), number=number)
         counts, ids = _together(counts, ids)
         ranks, threads = self._ranks_and_threads(counts)
         self._write_stacks(job, ids)

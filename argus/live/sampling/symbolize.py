@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections.abc import Iterable
 
 from argus.capture.blocked import assemble
@@ -12,6 +11,7 @@ from argus.live.sampling.dictionary import StackDictionary
 from argus.live.sampling.process import SampledProcess
 from argus.live.sampling.processes import SampledProcesses
 from argus.live.sampling.programs import StackPrograms
+from argus.live.session import Session
 
 DOUBTS = 8
 """So often the chain of frame pointers at a place must be found wrong, and never right, before the kernel leaves it out
@@ -26,16 +26,16 @@ class Symbolizer:
         programs: What takes the stacks.
         processes: Whose they are.
         dictionary: Where they go.
-        losses: ``stacks_without_rank`` is counted here.
+        session: The trace: ``stacks_without_rank`` is counted there.
     """
 
     def __init__(
-        self, programs: StackPrograms, processes: SampledProcesses, dictionary: StackDictionary, losses: Tally[str]
+        self, programs: StackPrograms, processes: SampledProcesses, dictionary: StackDictionary, session: Session
     ) -> None:
         self._programs = programs
         self._processes = processes
         self._dictionary = dictionary
-        self._losses = losses
+        self._session = session
 
     def feed(self, drained: Drained) -> None:
         """Adds code objects and stacks that are new to the dictionary."""
@@ -60,7 +60,8 @@ class Symbolizer:
 
     def _symbolize(self, process: SampledProcess | None, raw: RawStack) -> None:
         if process is None:
-            self._losses["stacks_without_rank"] += 1
+            pid = int(raw.head["pid"])
+            self._session.losses.count("stacks_without_rank", self._session.whom(pid))
             return
         if process.quarantined:
             return

@@ -83,7 +83,7 @@ class CallSide(Side):
         self.collective_bytes: Tally[str] = Tally()
         self.collective_calls: Tally[str] = Tally()
         self._generations = collectives.Generations()
-        self._without_rank = self._marks_without_rank = 0
+        self._marks_without_rank = 0
         self._calls_after_end = self._calls_in_progress = 0
 
     def open(self) -> None:
@@ -158,7 +158,10 @@ class CallSide(Side):
                 self._steps.store(job, now, self.drained_ns, final=final)
         self._probing.find_pulses(self.drained_ns)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._session.roster.by_pid))))
-        self._without_rank += sum(int(np.sum(~has_rank)) for has_rank in with_rank)
+        for events, has_rank in zip((cuda, nccl, control), with_rank, strict=True):
+            if not has_rank.all():
+                ones = np.ones(len(events), np.int64)
+                self._session.count_losses("records_without_rank", events["pid"], ones, ~has_rank)
         return launched
 
     def _before_the_end(self, events: NDArray[np.void]) -> NDArray[np.void]:
@@ -385,8 +388,8 @@ class CallSide(Side):
         for job in jobs:
             for name, value in job.counters().items():
                 counters[name] = (counters.get(name, (0, False))[0] + value, False)
-        if self._without_rank:
-            counters["records_without_rank"] = (self._without_rank, True)
+        if without_rank := self._session.losses.totals["records_without_rank"]:
+            counters["records_without_rank"] = (without_rank, True)
         return counters
 
 

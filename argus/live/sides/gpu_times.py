@@ -7,6 +7,7 @@ call is there when CUPTI's is.
 from __future__ import annotations
 
 import time
+from collections import Counter as Tally
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from argus.capture.process.targets import Target
 from argus.cupti.arm import helper_address
 from argus.cupti.collector import Collector, CollectorState
+from argus.cupti.decode import Batch
 from argus.live.cost.governor import Part, Rung
 from argus.live.coverage import Seen
 from argus.live.gpu.describe import GpuView, count_ranks, describe_reasons, failures, view_of
@@ -29,6 +31,7 @@ from argus.live.session import Session
 from argus.live.side import Counters, Side
 from argus.live.sides.kernel_rows import KernelSide
 from argus.model import records
+from argus.model.losses import Losses, Whom
 from argus.semantics.phases.gpu import Calls
 
 AGAIN_SHARE = 1 / 20
@@ -61,6 +64,10 @@ COUNTERS = (
 """What ``Correlator`` counts; none is a loss."""
 
 
+_OF_PROCESSES = ("gpu_ops_without_rank", "gpu_ops_of_no_device", "gpu_launches_unanswered", "gpu_processes_missed")
+"""Losses that are counted as they come, in ``Session.losses``."""
+
+
 class GpuSide(Side):
     """CUPTI in the processes of a session.
 
@@ -90,9 +97,9 @@ class GpuSide(Side):
         self._counted: dict[str, tuple[int, bool]] = {}
         self._late = 0
         self._dropped = self._guessed = self._products_unknown = 0
-        self._without_rank = 0
-        self._unanswered = 0
-        self._missed = self._failed = 0
+        self._failed = 0
+        self._lost = Losses(any_container=session.options.job is not None)
+        """Of programs that are no more."""
         self._checked: dict[tuple[int, int], tuple[float, float, bytes]] = {}
         """Of each candidate: when it was checked first, when it is again, and how much it had mapped."""
         self._stopping = False
@@ -266,7 +273,7 @@ class GpuSide(Side):
             "GPU times",
             lambda: self._quarantine(process),
             process.job,
-            lambda _: process.target.identity.uid,
+            lambda _: process.target.identity.owner,
         )
 
     def _quarantine(self, process: GpuProcess) -> None:
@@ -274,7 +281,7 @@ class GpuSide(Side):
         process.failure = "what its memory holds could not be read"
         program, process.program = process.program, None
         if program is not None:
-            self._count(program)
+            self._count(process, program)
             program.collector.close()
 
     def _fetch(self, process: GpuProcess, now: float) -> None:
@@ -334,7 +341,7 @@ class GpuSide(Side):
             self._end(process)
         elif program is not None and len(program.batches) > KEPT_BATCHES:
             early, program.batches = program.batches[:-KEPT_BATCHES], program.batches[-KEPT_BATCHES:]
-            self._without_rank += sum(len(batch.gpu) for batch in early)
+            self._count_without_rank(process, early)
         elif program is not None and program.collector.stopped:
             # It was never a rank, and may still become one by what the rings hold.
             process.ended_at = process.ended_at or now
@@ -361,16 +368,17 @@ class GpuSide(Side):
                 self._kernel_side.settle(process.job, process.target.pid, [], final=True)
             return
         if process.ended_at:
-            self._unanswered += len(process.unanswered)
+            self._count_unanswered(process)
         collector = process.program.collector
         armed = collector.armed or self._expected
-        if armed and not process.was_on and process.member is not None and process.member.launches:
-            self._missed += collector.state is CollectorState.OFF or collector.state is CollectorState.WAITING
+        called = armed and not process.was_on and process.member is not None and process.member.launches > 0
+        if called and collector.state in (CollectorState.OFF, CollectorState.WAITING):
+            self._session.losses.count("gpu_processes_missed", _whom(process))
         if process.member is None:
-            self._without_rank += sum(len(batch.gpu) for batch in process.program.batches)
+            self._count_without_rank(process, process.program.batches)
         else:
             self._rows.write_ready(process, process.program, np.empty(0, records.GPU_OP), final=True)
-        self._count(process.program)
+        self._count(process, process.program)
         process.program.collector.close()
 
     def _begin_again(self, process: GpuProcess, now: float) -> None:
@@ -380,9 +388,9 @@ class GpuSide(Side):
         elif now >= process.again_at:
             assert process.program is not None
             process.again_at = 0.0
-            self._unanswered += len(process.unanswered)
+            self._count_unanswered(process)
             process.unanswered = process.unanswered[:0]
-            self._count(process.program)
+            self._count(process, process.program)
             process.program = None if self._mode == "inject" else CuptiProgram(process.target.pid, self._duty.options)
             process.injection = None
 
@@ -442,9 +450,20 @@ class GpuSide(Side):
             return state, f"{self._duty.share:.0%} of the time"
         return state, reason
 
-    def _count(self, program: CuptiProgram) -> None:
+    def _count(self, process: GpuProcess, program: CuptiProgram) -> None:
         """Keeps what a program that is no more has counted."""
         self._counted = _sum(self._counted, program)
+        for name, (value, loss) in program.collector.counters().items():
+            if loss:
+                self._lost.count(name, _whom(process), number=value)
+
+    def _count_unanswered(self, process: GpuProcess) -> None:
+        number = len(process.unanswered)
+        self._session.losses.count("gpu_launches_unanswered", _whom(process), number=number)
+
+    def _count_without_rank(self, process: GpuProcess, batches: Iterable[Batch]) -> None:
+        number = sum(len(batch.gpu) for batch in batches)
+        self._session.losses.count("gpu_ops_without_rank", _whom(process), number=number)
 
     def counters(self) -> Counters:
         """Every counter of the GPU side: value, and whether a value above 0 is a loss."""
@@ -465,13 +484,26 @@ class GpuSide(Side):
         counters["gpu_collectives_guessed"] = (self._guessed + sum(live), False)
         unknown = (process.flops.products.unknown for process in self._processes if not process.over)
         counters["math_calls_unknown"] = (self._products_unknown + sum(unknown), False)
-        counters["gpu_ops_without_rank"] = (self._without_rank, True)
-        counters["gpu_ops_of_no_device"] = (self._rows.of_no_device, True)
-        counters["gpu_launches_unanswered"] = (self._unanswered, True)
-        counters["gpu_processes_missed"] = (self._missed, True)
+        totals = self._session.losses.totals
+        counters |= {name: (totals[name], True) for name in _OF_PROCESSES}
         counters["gpu_times_failed"] = (self._failed + failures(self._processes), True)
         counters["gpu_share_percent"] = (round(100 * self._duty.share), False)
         return counters
+
+    def own_losses(self, job: Job) -> dict[str, int]:
+        """What was lost of the GPU times of a job's processes."""
+        if self._mode == "off":
+            return {}
+        losses = (name for name, (_, loss) in self.counters().items() if loss and name not in _OF_PROCESSES)
+        own = Tally(dict.fromkeys(losses, 0))
+        own.update(self._lost.of(job))
+        for process in self._processes:
+            if process.over or process.program is None:
+                continue
+            if process.job is job or (process.job is None and self._lost.may_be(job, process.target.identity.owner)):
+                own.update({n: value for n, (value, loss) in process.program.collector.counters().items() if loss})
+        own["gpu_times_failed"] = failures(process for process in self._processes if process.job is job)
+        return dict(own)
 
     def top_kernels(self, count: int) -> list[tuple[str, int, int]]:
         """The kernels that took most time on the GPUs: name, calls, nanoseconds."""
@@ -525,6 +557,11 @@ class GpuSide(Side):
             lines.append(text)
         states = [(process, *self._state(process)) for process in ranks]
         return lines + describe_reasons(states, on, done=done)
+
+
+def _whom(process: GpuProcess) -> Whom:
+    """Whom a loss of a process concerns."""
+    return Whom(process.job) if process.job is not None else Whom(None, process.target.identity.owner)
 
 
 def _sum(counters: dict[str, tuple[int, bool]], program: CuptiProgram) -> dict[str, tuple[int, bool]]:

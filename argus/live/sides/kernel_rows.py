@@ -101,6 +101,9 @@ class _JobKernels:
     stirred_at: float = -CALM_S
 
 
+_REJECTED = "kernels_durations_rejected"
+
+
 class KernelSide(Side):
     """The operations of all ranks of a trace.
 
@@ -228,7 +231,9 @@ class KernelSide(Side):
             self._store_summaries(of_job, final=final or over)
             if over and not final:
                 # Ranks that start again are another job: what this one still held has gone to the store.
-                self._counted.update(_counters(of_job))
+                counted = _counters(of_job)
+                self._counted.update(counted)
+                of_job.job.losses[_REJECTED] += counted["durations_rejected"]
                 del self._jobs[key]
 
     # ---- moments
@@ -378,6 +383,12 @@ class KernelSide(Side):
             "gpu_steps_cut": (cut, False),
             **{f"kernels_{name}": (value, name == "durations_rejected") for name, value in compressed.items()},
         }
+
+    def own_losses(self, job: Job) -> dict[str, int]:
+        """Kernels of a job whose durations cannot be."""
+        of_job = self._jobs.get(id(job))
+        live = 0 if of_job is None else _counters(of_job)["durations_rejected"]
+        return {_REJECTED: live + job.losses[_REJECTED]}
 
 
 def _counters(of_job: _JobKernels) -> Tally[str]:

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.python.interpreter import lists_cut
-from argus.capture.reader import reader
 from argus.live.cost.governor import Part, Rung
 from argus.live.coverage import Seen
 from argus.live.display.stack_view import StackView, summarize
@@ -58,6 +56,10 @@ LATE_S = 3.0
 """Sampling that began so long after the trace is reported: on a busy node, when programs are compiled first."""
 
 
+_LOST = ("stacks_without_rank", "stack_samples_without_rank", "stack_samples_without_stack")
+"""Counted as they come, in ``Session.losses``."""
+
+
 class StackSide(Side):
     """Stacks of the processes of a session.
 
@@ -71,18 +73,15 @@ class StackSide(Side):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._losses: Tally[str] = Tally()
         self._counters: Tally[str] = Tally()
         self._programs = StackPrograms(session.options, self._counters)
         self._processes = SampledProcesses(session, self._programs, self._counters)
         self._dictionary = StackDictionary()
-        self._symbolizer = Symbolizer(self._programs, self._processes, self._dictionary, self._losses)
+        self._symbolizer = Symbolizer(self._programs, self._processes, self._dictionary, session)
         self._waits = Waits(self._programs, self._processes, self._dictionary)
-        self._rows = StackRows(session, self._processes, self._dictionary, self._losses, time.monotonic())
+        self._rows = StackRows(session, self._processes, self._dictionary, time.monotonic())
         self._kernel: dict[StackCounter, int] = dict.fromkeys(StackCounter, 0)
         self._begun_after_s = 0.0
-        self._lists_cut = sum(lists_cut.values())
-        """Before this session."""
         self._counts: list[NDArray[np.void]] = []
         self._pauses: list[NDArray[np.void]] = []
         self._usage: list[tuple[SampledProcess, NDArray[np.void]]] = []
@@ -350,16 +349,20 @@ class StackSide(Side):
         elif not self._programs.begun:
             return absent
         absent["python_stacks_not_read"] = (self._processes.unread_pythons().total(), True)
-        absent["python_lists_cut"] = (sum(lists_cut.values()) - self._lists_cut + reader.shared.lists_cut, True)
+        absent["python_lists_cut"] = (self._session.losses.totals["python_lists_cut"], True)
         counters = {f"stack_{c.name.lower()}": (value, c in STACK_LOSS_COUNTERS) for c, value in self._kernel.items()}
         counted = Tally(self._counters)
         for process in self._processes.by_pid.values():
             counted.update(process.counters())
         for name, value in counted.items():
             counters[name] = (value, False)
-        for name, value in self._losses.items():
-            counters[name] = (value, True)
+        totals = self._session.losses.totals
+        counters |= {name: (totals[name], True) for name in _LOST if totals[name]}
         return counters | absent
+
+    def own_losses(self, job: Job) -> dict[str, int]:
+        """Processes of a job whose CPython is not understood."""
+        return {"python_stacks_not_read": self._processes.unread_pythons_of(job)} if self._programs.begun else {}
 
     def view(self) -> StackView:
         """The last seconds. Rows come more often while somebody asks for it all the time."""

@@ -70,6 +70,7 @@ CLASSES = {
     "live/sides/flags": ("FlagWatcher", "FlagSide"),
     "live/sides/recorder": ("FlightRecorder",),
     "live/bulkhead": ("Bulkheads",),
+    "model/losses": ("Losses",),
     "capture/process/follow": ("Family",),
     "capture/probes": ("Probes",),
     "capture/placement": ("Placement",),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from argus.capture.process.targets import Identity
 from argus.cli.live import Scene, frame, plain_line
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
@@ -206,7 +207,7 @@ class Session:
         self.now = 1000.0
 
     def rank(self, rank: int, pid: int) -> Member:
-        target: Any = SimpleNamespace(pid=pid, start_ticks=pid * 10, on_gpu=True)
+        target: Any = SimpleNamespace(pid=pid, start_ticks=pid * 10, on_gpu=True, identity=Identity())
         member = Member(target, rank, "torchrun")
         self.job.members[pid] = member
         return member
@@ -288,7 +289,7 @@ def test_what_a_rank_s_gpu_did_is_stored(made: list[FakeCollector]) -> None:
 def test_steps_that_come_with_their_rank_are_not_missed(made: list[FakeCollector]) -> None:
     """Of a process that was armed and became a rank by its first calls, which were many steps' already."""
     session = Session()
-    target: Any = SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)
+    target: Any = SimpleNamespace(pid=77, start_ticks=770, on_gpu=True, identity=Identity())
     FakeCollector.armed, session.candidates = {77}, [target]
     session.go()
     collector = made[-1]
@@ -412,7 +413,7 @@ def test_off_touches_nothing(made: list[FakeCollector]) -> None:
     session = Session("off")
     session.rank(0, 77)
     FakeCollector.armed = {5}
-    session.candidates = [SimpleNamespace(pid=5, start_ticks=1, on_gpu=True)]
+    session.candidates = [SimpleNamespace(pid=5, start_ticks=1, on_gpu=True, identity=Identity())]
     session.go()
     session.go(3)
     assert made == []
@@ -509,8 +510,8 @@ def test_a_process_that_runs_another_program_gets_a_new_collector(made: list[Fak
 
 def test_an_armed_process_is_woken_before_it_is_a_rank(made: list[FakeCollector]) -> None:
     session = Session()
-    target: Any = SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)
-    session.candidates = [target, SimpleNamespace(pid=78, start_ticks=1, on_gpu=True)]
+    target: Any = SimpleNamespace(pid=77, start_ticks=770, on_gpu=True, identity=Identity())
+    session.candidates = [target, SimpleNamespace(pid=78, start_ticks=1, on_gpu=True, identity=Identity())]
     FakeCollector.armed = {77}
     session.go()
     session.go()
@@ -532,7 +533,7 @@ def test_an_armed_process_is_woken_before_it_is_a_rank(made: list[FakeCollector]
 
 def test_operations_of_what_never_was_a_rank_are_counted_as_lost(made: list[FakeCollector]) -> None:
     session = Session()
-    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)]
+    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, on_gpu=True, identity=Identity())]
     FakeCollector.armed = {77}
     session.go()
     made[1].give(*second(1000 * S))
@@ -746,7 +747,7 @@ def test_a_process_without_the_helper_is_looked_at_when_that_is_due(made: list[F
 
 def test_what_comes_of_a_process_that_is_no_rank_is_bounded(made: list[FakeCollector]) -> None:
     session = Session()
-    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)]
+    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, on_gpu=True, identity=Identity())]
     FakeCollector.armed = {77}
     session.go()
     most = gpu_module.KEPT_BATCHES

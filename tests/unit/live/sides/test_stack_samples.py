@@ -684,7 +684,7 @@ def test_pythons_that_were_not_read_are_counted_when_they_have_ended(monkeypatch
     side = Session(monkeypatch).side
     for number in range(10 * processes.KEPT_REASONS):
         pid = 5_000_000 + number
-        closed = SimpleNamespace(pidfd=-1, counters=Counter, close=lambda: None)
+        closed = SimpleNamespace(pidfd=-1, counters=Counter, close=lambda: None, job=None)
         side._processes.by_pid[pid], side._processes._unread[pid] = closed, f"reason {number}"  # type: ignore[assignment]
         side._processes.remove(pid)
     assert side.counters()["python_stacks_not_read"] == (10 * processes.KEPT_REASONS, True)
