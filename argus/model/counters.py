@@ -106,6 +106,8 @@ SENTENCES = {
     "relief_failed": f"{{n}} time[s] that records could not be read while Argus was busy; {_REPORT}",
     "python_lists_cut": "{n} list[s] of Python's threads not followed to the end: some threads have no Python stacks",
     "rows_contradicting": "{n} row[s] of a log left out: [its|their] rank and step had another row, with other times",
+    "mappings_cut": "mappings of {n} process[es] not read to the end: some files are not searched for functions",
+    "files_refused": "symbols of {n} mapped file[s] not read, or not all: larger than any library's, or damaged",
     "trace_cut_off": "the trace was cut off: what it lost is not known",
 }
 """Counter → sentence: ``{n}`` is its value, ``[s]`` is left out of one, ``[a|b]`` is ``a`` for one and ``b`` else."""

@@ -49,3 +49,18 @@ def test_each_promise_names_a_test() -> None:
     rows = [line for part in text.split("| promise | test |")[1:] for line in part.split("\n\n")[0].splitlines()[2:]]
     assert rows
     assert not [row for row in rows if "test_" not in row]
+
+
+def test_each_bound_on_traced_processes_names_its_counter() -> None:
+    """Or says that there is none."""
+    text = (ROOT / "docs" / "security.md").read_text().split("## Traced processes")[1].split("\n## ")[0]
+    rows = text.split("| bound | value | beyond it |\n")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(rows) > 10
+    table = (ROOT / "docs" / "trace.md").read_text().split("## Counters")[1].split("\n## ")[0]
+    counters = {
+        name.strip() for line in table.splitlines() if line.startswith("| ") for name in line.split("|")[1].split(",")
+    }
+    for row in rows:
+        named = set(re.findall(r"`(\w+)`", row.split("|")[3]))
+        assert named <= counters, f"no counter: {named - counters}"
+        assert named or "no counter" in row, row

@@ -47,6 +47,10 @@ class NotElf(Exception):
     """The file is not a readable 64-bit little-endian ELF file."""
 
 
+class Beyond(NotElf):
+    """The file is one, and is larger than any library, or claims to be, or is damaged: it is not read."""
+
+
 @dataclass(frozen=True)
 class _Segment:
     file_offset: int
@@ -90,7 +94,7 @@ class Elf:
                 if (kind == _DYNAMIC or not dynamic_only) and (table := _read_table(headers, section)) is not None
             ]
         except (ValueError, IndexError, OverflowError) as reason:
-            raise NotElf(f"{path} is damaged: {reason}") from reason
+            raise Beyond(f"{path} is damaged: {reason}") from reason
         self.text_bytes = _text_bytes(self._segments)
         """Size of the file's code."""
 
@@ -215,7 +219,7 @@ class SymbolFile:
             self.build_id = self._headers.build_id()
             """GNU build id in hexadecimal; empty: it has none."""
         except (ValueError, IndexError, OverflowError) as reason:
-            raise NotElf(f"{path} is damaged: {reason}") from reason
+            raise Beyond(f"{path} is damaged: {reason}") from reason
 
     @property
     def text_bytes(self) -> int:
@@ -297,7 +301,7 @@ def _rows_named(text: bytes, names: NDArray[np.uint32], wanted: Collection[str])
     def check(rows: NDArray[np.intp]) -> None:
         begins, which = np.unique(names[rows], return_inverse=True)
         if len(begins) > _MOST_ALIKE:
-            raise NotElf(f"{len(begins)} names look like those of functions that are looked for")
+            raise Beyond(f"{len(begins)} names look like those of functions that are looked for")
         for number, begin in enumerate(begins.tolist()):
             name = words.get(text[begin : begin + longest].partition(b"\0")[0])
             if name is not None and text[begin : begin + longest].find(b"\0") >= 0:
@@ -461,7 +465,7 @@ class _Headers:
         begin, size = int(header["offset"]), int(header["size"])
         self._read_bytes += max(min(size, len(self.image) - begin), 0)
         if size > min(_MOST_BYTES, self._most) or self._read_bytes > _MOST_BYTES_IN_ALL:
-            raise NotElf(f"section {section} claims {size} bytes")
+            raise Beyond(f"section {section} claims {size} bytes")
         return self.image[begin : begin + size]
 
     def symbol_tables(self) -> list[tuple[int, int]]:
@@ -478,7 +482,7 @@ class _Headers:
         """
         raw = self.data(section)
         if len(raw) > _MOST_SYMBOLS * SYMBOL.itemsize:
-            raise NotElf(f"section {section} has {len(raw) // SYMBOL.itemsize} symbols")
+            raise Beyond(f"section {section} has {len(raw) // SYMBOL.itemsize} symbols")
         return np.frombuffer(raw, SYMBOL, count=len(raw) // SYMBOL.itemsize)
 
     def index(self, name: bytes) -> int | None:
@@ -531,7 +535,7 @@ def _segments(headers: _Headers) -> list[_Segment]:
         NotElf: More segments than any library has.
     """
     if int((headers.segments["type"] == _LOAD).sum()) > _MOST_SEGMENTS:
-        raise NotElf("it has more segments than any library")
+        raise Beyond("it has more segments than any library")
     return [
         _Segment(
             int(segment["offset"]),
@@ -620,6 +624,8 @@ class FunctionTable:
     """Whether the debug file was found in the process's own root: another process's may have another one there."""
     refused: bool
     """Whether debug files were not looked for, because paths of the process did not answer before."""
+    left_out: bool
+    """Whether it has a compressed table that is larger than any library's, or damaged, and was not read."""
 
     def __init__(
         self,
@@ -630,7 +636,7 @@ class FunctionTable:
         split: Collection[str] = (),
     ) -> None:
         self.debug_file = ""
-        self.of_root = self.refused = False
+        self.of_root = self.refused = self.left_out = False
         self._unwound = np.empty((2, 0), np.uint64)
         """Begins and ends of functions that unwind tables list, without names, where symbols are few."""
         shown = shown_path or "the image"
@@ -639,7 +645,7 @@ class FunctionTable:
             self.build_id = headers.build_id()
             loaded = headers.segments[(headers.segments["type"] == _LOAD) & (headers.segments["file_bytes"] > 0)]
             if len(loaded) > _MOST_SEGMENTS:
-                raise NotElf(f"{shown} has more segments than any library")
+                raise Beyond(f"{shown} has more segments than any library")
             # Executable segments come first, so that they win where two share a page of the file.
             loaded = loaded[np.argsort(~loaded["flags"] & _EXECUTABLE, kind="stable")]
             self._segments = [_Segment(*row) for row in loaded[["offset", "address", "file_bytes"]].tolist()]
@@ -649,15 +655,17 @@ class FunctionTable:
                 self._unwound = _unwound(headers)
                 sources += [part for name in split for part in self._parts(headers, sources, name)]
         except (ValueError, IndexError, OverflowError) as reason:
-            raise NotElf(f"{shown} is damaged: {reason}") from reason
+            raise Beyond(f"{shown} is damaged: {reason}") from reason
         self._join(sources)
 
     def _more(self, headers: _Headers, shown_path: str, root: str, system_root: str) -> list[_Columns]:
         """Symbols of a stripped file that were kept elsewhere."""
         compressed = headers.section(b".gnu_debugdata")
         if compressed is not None:
-            with contextlib.suppress(lzma.LZMAError, MemoryError, NotElf):
+            try:
                 return _columns(_Headers(_decompressed(compressed), ".gnu_debugdata"))
+            except (lzma.LZMAError, MemoryError, NotElf):
+                self.left_out = True
         for folder, path, crc in self._debug_files(headers, shown_path, root, system_root):
             try:
                 image = _File(_in_folder(folder, path))
@@ -817,7 +825,7 @@ def _decompressed(data: bytes) -> bytes:
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
     whole = decoder.decompress(data, max_length=_XZ_BYTES)
     if not decoder.eof:
-        raise NotElf(".gnu_debugdata is cut short, or larger than that of any library")
+        raise Beyond(".gnu_debugdata is cut short, or larger than that of any library")
     return whole
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus.capture.process.elf import Elf, NotElf, Place, Source, SymbolFile
+from argus.capture.process.elf import Beyond, Elf, Place, Source, SymbolFile
 from argus.system import disk_cache
 
 FORMAT = 2
@@ -102,7 +102,7 @@ def _verified(file: SymbolFile, entry: Path, names: Collection[str]) -> dict[str
         try:
             offset = file.function(name, place)
         except (ValueError, IndexError, OverflowError) as reason:
-            raise NotElf(f"damaged: {reason}") from reason
+            raise Beyond(f"damaged: {reason}") from reason
         if offset is None:
             return None
         offsets[name] = offset

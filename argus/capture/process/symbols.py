@@ -21,12 +21,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.process.elf import FunctionTable, NotElf
+from argus.capture.process.elf import Beyond, FunctionTable, NotElf
 from argus.capture.process.mapped import File, Key, open_in_root, open_mapped
 from argus.capture.process.names import demangle
 from argus.capture.process.rust import demangle_v0, strip_legacy
 from argus.capture.process.targets import PROC, Mapping
-from argus.capture.reader import progress
+from argus.capture.reader import left_out, progress
 
 ENTRIES = frozenset(
     (
@@ -153,6 +153,9 @@ _TableKey = Key | bytes | tuple[str, Key]
 _tables: OrderedDict[_TableKey, FunctionTable | None] = OrderedDict()
 """Of every file (or vdso image) that was asked for, the least recently used first. None: it holds no symbols. What
 comes of files in a process's root is for processes of its user alone."""
+_REFUSED_FILES = 4096
+_refused: OrderedDict[Key, None] = OrderedDict()
+"""Of these, files that are no library's size, or damaged."""
 
 
 def _remembered(key: _TableKey, table: FunctionTable | None) -> FunctionTable | None:
@@ -366,6 +369,13 @@ class Symbols:
             return None
         file = self._open(region.mapping)
         region.opened, region.key = True, None if file is None else file.key
+        table = self._table_of(region, file)
+        if file is not None and (file.key in _refused or (table is not None and table.left_out)):
+            left_out.count_once("files_refused", self._pid, file.key)
+        return table
+
+    def _table_of(self, region: _Region, file: File | None) -> FunctionTable | None:
+        """The functions of a file that was opened for a region."""
         if file is None:
             self.counters["native_files_unreadable"] += 1
             return None
@@ -381,7 +391,11 @@ class Symbols:
             elif table.of_root:
                 region.key = own
             return _remembered(region.key, table)
-        except NotElf:
+        except NotElf as reason:
+            if isinstance(reason, Beyond):
+                _refused[file.key] = None
+                while len(_refused) > _REFUSED_FILES:
+                    _refused.popitem(last=False)
             return _remembered(file.key, None)
         except OSError:
             region.key = None

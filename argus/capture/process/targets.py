@@ -19,11 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from argus.capture.process import nccl, symbol_cache
-from argus.capture.process.elf import NotElf
+from argus.capture.process.elf import Beyond, NotElf
 from argus.capture.process.mapped import Allowance, File, Key, key_of, open_mapped
 from argus.capture.process.mapped import Mapping as Mapping
 from argus.capture.process.pytorch import GroupLayout, Layout, layout_of
-from argus.capture.reader import reader
+from argus.capture.reader import left_out, reader
 from argus.model import calls
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.units import listed
@@ -723,7 +723,10 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
     unread = max(len(likely_first) - MAX_FILES, 0)
     for mapping in likely_first[:MAX_FILES]:
         key = key_of(pid, mapping)
-        if key is not None and _hooks_by_file.get(key) is _NO_HOOKS:
+        known = None if key is None else _hooks_by_file.get(key)
+        if known is _REFUSED:
+            left_out.count_once("files_refused", pid, key)
+        if known is _NO_HOOKS or known is _REFUSED:
             continue
         try:
             file = open_mapped(pid, mapping)
@@ -735,6 +738,8 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
                 unread += 1
                 continue
             hooks = _hooks(file, mapping.path)
+        if hooks is _REFUSED:
+            left_out.count_once("files_refused", pid, file.key)
         roles, offsets, text_bytes = hooks
         if roles:
             library = Library(
@@ -810,6 +815,8 @@ _MAX_FILES = 10_000
 """Files remembered: every library of every traced process, many times over."""
 _hooks_by_file: OrderedDict[Key, _Hooks] = OrderedDict()
 _NO_HOOKS: _Hooks = ((), {}, 0)
+_REFUSED: _Hooks = ((), {}, -1)
+"""Of a file that is no library's size, or damaged."""
 
 
 def _hooks(file: File, path: str) -> _Hooks:
@@ -823,6 +830,8 @@ def _hooks(file: File, path: str) -> _Hooks:
 def _read_hooks(file: File, path: str) -> _Hooks:
     try:
         functions = symbol_cache.functions(file, _LOOKED_FOR, path)
+    except Beyond:
+        return _REFUSED
     except (NotElf, OSError):
         return _NO_HOOKS
     roles = tuple(role for role, sentinels in _SENTINELS.items() if not functions.offsets.keys().isdisjoint(sentinels))

@@ -819,6 +819,8 @@ def maps(pid: int, *, executable: bool = False) -> bytes:
     lines = b"".join(parts)
     if executable:
         lines = b"".join(_EXECUTABLE_LINE.findall(lines))
+    if size >= _MOST_MAPS or len(lines) > MAX_BYTES:
+        left_out.count_once("mappings_cut", pid)
     return lines if len(lines) <= MAX_BYTES else lines[: lines.rfind(b"\n", 0, MAX_BYTES) + 1]
 
 
