@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from argus.cli.main import VERBS
+from argus.system import privileges
+from tests.e2e.verbs import CASES
+
 ROOT = Path(__file__).resolve().parents[2]
 _TEST = re.compile(r"(?:\b([\w/]+)::|(…)|\b)(test_\w+)")
 """A test of a file, one of the file that was named before, or a test or a file alone."""
@@ -64,3 +68,20 @@ def test_each_bound_on_traced_processes_names_its_counter() -> None:
         named = set(re.findall(r"`(\w+)`", row.split("|")[3]))
         assert named <= counters, f"no counter: {named - counters}"
         assert named or "no counter" in row, row
+
+
+def test_each_verb_is_listed_with_what_it_needs() -> None:
+    """In the words of ``argus check``, as they are from Linux 6.6 on."""
+    text = (ROOT / "docs" / "security.md").read_text().split("## What each verb touches")[1].split("\n## ")[0]
+    lines = text.split("| verb | capabilities |")[1].split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[0] for row in rows] == [f"`{verb}`" for verb in VERBS]
+    assert {words.split()[0] for words in CASES} == set(VERBS)
+    assert all(len(row) == 6 and all(row) for row in rows)
+    needs = {verb: names for verbs, names in privileges.of_verbs().items() for verb in verbs.split(", ")}
+    for row in rows:
+        found = re.findall(r"CAP_\w+", row[1])
+        assert found == [name for name in needs.get(row[0].strip("`"), needs["others"]) if name != "CAP_SYS_ADMIN"]
+        assert found or row[1].startswith("none"), row
+    for words in set(needs) - set(VERBS) - {"others"}:
+        assert f"`{words}`" in text, words
