@@ -2,14 +2,15 @@
 
 The hostile ones have 20,000 mapped files, names that grow without bound, forged lists of threads, links and pipes that
 change places, a flood of calls, CUPTI memory that changes while it is read, and files that are cut short while they are
-read. Compared are the honest jobs' verdicts, what was counted of each step, and what was lost; then Argus's memory, and
-whether any file of root's has changed. The exit status is 1 if something differs.
+read. Compared are the honest jobs' verdicts, what was counted of each step, and what was lost; then the memory of
+Argus's processes, and whether any file of root's has changed. The exit status is 1 if something differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -27,7 +28,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "fakegpu"))
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "scripts"))
 
+from benches._processes import Peaks  # noqa: E402
 from run import BUILD, Job, armed  # noqa: E402 - the folder is not a package
 
 from argus.capture.python.layouts import LAYOUTS  # noqa: E402
@@ -42,8 +45,11 @@ RANKS = 2
 STEP_ARGS = ["--steps", "0", "--forward-us", "60000", "--backward-us", "90000", "--layers", "2", "--data-ms", "10"]
 """Steps of a quarter of a second: the jobs themselves take little of a CPU."""
 MOST_BYTES = 500 << 20
+"""Of the tracer alone."""
 OF_ALL = frozenset(("loop_stalls",))
 """Argus's own, and so in every job's coverage: printed, not compared."""
+UNTOUCHED = tuple(map(Path, ("/etc", "/etc/cron.d", "/var/lib", "/var/cache", "/usr/local")))
+"""Folders that hostile processes must not have Argus write to."""
 ALLOWED_SHARE = 0.02
 """How much less of the steps may be found beside hostile processes."""
 
@@ -69,10 +75,10 @@ class Honest:
 
 @dataclass
 class Run:
-    """A trace: its honest jobs, and the tracer's memory."""
+    """A trace: its honest jobs, and the memory of all of Argus's processes."""
 
     honest: dict[str, Honest]
-    peak_bytes: int
+    peaks: Peaks
     lines: list[str] = field(default_factory=list)
     hostile_losses: dict[str, int] = field(default_factory=dict)
 
@@ -91,20 +97,27 @@ def main() -> int:
     folder.chmod(0o755)
     try:
         treasure = _treasure(folder)
-        before = _snapshot(folder, treasure)
+        before = _snapshot(treasure)
         alone = trace(folder / "alone", options.alone * 60, [], treasure)
         beside = trace(folder / "beside", options.minutes * 60, options.kinds.split(","), treasure)
         wrong = compare(alone, beside)
-        if (after := _snapshot(folder, treasure)) != before:
+        if (after := _snapshot(treasure)) != before:
             wrong.append(f"files of root's changed: {sorted(set(before) ^ set(after))[:5] or 'in place'}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     show(alone, beside, wrong)
     if options.json:
         both = {"alone": alone, "beside": beside}
-        print(json.dumps({name: {"peak_bytes": run.peak_bytes, "hostile_losses": run.hostile_losses,
-              "honest": {job: vars(found) for job, found in run.honest.items()}} for name, run in both.items()}
-              | {"wrong": wrong}))  # fmt: skip
+        found = {
+            name: {
+                "peak_bytes": run.peaks.whole,
+                "peaks": run.peaks.parts,
+                "hostile_losses": run.hostile_losses,
+                "honest": {job: vars(found) for job, found in run.honest.items()},
+            }
+            for name, run in both.items()
+        }
+        print(json.dumps(found | {"wrong": wrong}))
     return 1 if wrong else 0
 
 
@@ -129,31 +142,28 @@ def trace(folder: Path, seconds: float, kinds: Sequence[str], treasure: Path) ->
             env={**os.environ, "ARGUS_SPILL_DIR": str(folder / "spill")},
         )  # fmt: skip
         stack.callback(tracing.kill)
-        lines, peak = _watch(tracing)
+        lines, peaks = _watch(tracing, folder / "store")
         if tracing.wait(60) != 0:
             raise SystemExit("hostile: the trace failed:\n" + "".join(lines[-20:]))
         steps = {name: _steps(folder, name) for name in HONEST}
     return Run(
-        {name: _of_honest(store, name, steps[name]) for name in HONEST}, peak, lines, _losses(store, tuple(HONEST))
+        {name: _of_honest(store, name, steps[name]) for name in HONEST}, peaks, lines, _losses(store, tuple(HONEST))
     )
 
 
-def _watch(tracing: subprocess.Popen[str]) -> tuple[list[str], int]:
-    """What a trace prints, and the most memory that it had."""
+def _watch(tracing: subprocess.Popen[str], store: Path) -> tuple[list[str], Peaks]:
+    """What a trace prints, and the most memory that it, its reader, its engine and what else it starts had."""
     assert tracing.stdout is not None
     os.set_blocking(tracing.stdout.fileno(), False)
-    text, peak = "", 0
-    status = Path(f"/proc/{tracing.pid}/status")
+    text, peaks = "", Peaks()
     while tracing.poll() is None:
-        with contextlib.suppress(OSError):
-            found = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(), re.MULTILINE)
-            peak = max(peak, int(found[1]) << 10 if found else 0)
+        peaks.look(tracing.pid, store)
         with contextlib.suppress(TypeError, BlockingIOError):
             text += tracing.stdout.read() or ""
         time.sleep(0.25)
     with contextlib.suppress(TypeError, BlockingIOError):
         text += tracing.stdout.read() or ""
-    return text.splitlines(keepends=True), peak
+    return text.splitlines(keepends=True), peaks
 
 
 @contextlib.contextmanager
@@ -277,8 +287,8 @@ def compare(alone: Run, beside: Run) -> list[str]:
             wrong.append(f"{name}: lost, and not alone: {', '.join(f'{n} {after.losses[n]}' for n in sorted(new))}")
         if less := {s: share for s, share in after.seen.items() if share < before.seen.get(s, 1) - ALLOWED_SHARE}:
             wrong.append(f"{name}: observed for a part of the time, and not alone: {less}")
-    if beside.peak_bytes > MOST_BYTES:
-        wrong.append(f"Argus took {beside.peak_bytes >> 20} MiB")
+    if beside.peaks.parts["tracer"] > MOST_BYTES:
+        wrong.append(f"Argus took {beside.peaks}")
     printed = "".join(beside.lines)
     if "internal error" in printed or re.search(r"[^\n -~\u00a0-\uffff]", printed):
         wrong.append("the trace printed an internal error, or what is no text")
@@ -287,7 +297,7 @@ def compare(alone: Run, beside: Run) -> list[str]:
 
 def show(alone: Run, beside: Run, wrong: list[str]) -> None:
     for title, run in (("alone", alone), ("beside hostile processes", beside)):
-        print(f"{title}: Argus's memory at most {run.peak_bytes >> 20} MiB")
+        print(f"{title}: Argus's memory at most {run.peaks}")
         for name, found in run.honest.items():
             print(f"  {name}: {found.verdict}; {found.launches} launches a step, {found.found:.1%} of the steps; "
                   f"lost {found.losses or 'nothing'}; in part {found.seen or 'nothing'}")  # fmt: skip
@@ -306,15 +316,28 @@ def _treasure(folder: Path) -> Path:
     return treasure
 
 
-def _snapshot(folder: Path, treasure: Path) -> list[tuple[str, int, int, int]]:
-    """Size, mode and time of change of what root has there and in /etc, and the bytes of the treasure."""
-    places = [treasure, *sorted(Path("/etc").glob("*")), *sorted(Path("/etc/cron.d").glob("*"))]
+def _snapshot(treasure: Path) -> list[tuple[str, int, int, int]]:
+    """Size, mode and time of change of what nobody but root may change: the treasure, /etc, /var/lib, /var/cache,
+    /usr/local; and the bytes of the treasure and of the C library, which all processes map."""
     found = []
-    for path in places:
+    for path in [treasure, *(path for place in UNTOUCHED for path in _below(place))]:
         with contextlib.suppress(OSError):
             status = path.lstat()
             found.append((str(path), status.st_size, status.st_mode, status.st_ctime_ns))
-    return [*found, (treasure.read_bytes().hex(), 0, 0, 0)]
+    for path in (treasure, _c_library()):
+        found.append((f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}", 0, 0, 0))
+    return found
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """A folder and what lies in it, two folders deep, without what Argus keeps there itself."""
+    for depth in ("", "*", "*/*"):
+        yield from (path for path in sorted(place.glob(depth) if depth else [place]) if "argus" not in path.parts)
+
+
+def _c_library() -> Path:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next(Path(line.split()[-1]) for line in lines if re.search(r"/libc[.-][^/]*$", line))
 
 
 if __name__ == "__main__":

@@ -136,6 +136,64 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def pss_bytes(pid: int) -> int:
+    """Memory of a process; what it shares counts in part (PSS). 0: it has ended."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(found[1]) << 10 if found else 0
+    return 0
+
+
+PARTS = ("tracer", "reader", "engine", "others")
+"""Of Argus's processes. Others: the one that demangles names, compilers, what else a trace starts."""
+
+
+class Peaks:
+    """The most memory that a trace has had: all of its processes together, and each kind apart.
+
+    The reader's kind has its nursery too. What readings a quarter of a second apart do not see is missing.
+
+    Attributes:
+        whole: Of all processes at once, bytes.
+        parts: Of each of ``PARTS``, bytes: they need not be of one moment.
+    """
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.parts: Tally[str] = Tally(dict.fromkeys(PARTS, 0))
+
+    def look(self, tracer: int, store: Path | None = None) -> None:
+        """Reads what there is now.
+
+        Args:
+            tracer: PID of ``argus trace``.
+            store: Folder of its embedded store, whose engine is no child of it.
+        """
+        engine = 0 if store is None else engine_of(store)
+        now: Tally[str] = Tally()
+        for pid in {*family(tracer), *(family(engine) if engine else ())}:
+            now[self._part(pid, tracer, engine)] += pss_bytes(pid)
+        self.whole = max(self.whole, now.total())
+        for part, size in now.items():
+            self.parts[part] = max(self.parts[part], size)
+
+    @staticmethod
+    def _part(pid: int, tracer: int, engine: int) -> str:
+        if pid in (tracer, engine):
+            return "tracer" if pid == tracer else "engine"
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"capture/reader/process.py" in command:
+                return "reader"
+            if b"argus.store.engine" in command:
+                return "engine"
+        return "others"
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{part} {self.parts[part] >> 20}" for part in PARTS)
+        return f"{self.whole >> 20} MiB ({parts})"
+
+
 def engine_of(store: Path) -> int:
     """The process that owns the embedded store in a folder; 0: none does."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +21,15 @@ from tests.kernel.conftest import wait_until
 from tests.security.test_demangling import bomb
 from tests.stores import new_store
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from benches._processes import Peaks
+
 HERE = Path(__file__).parent
 AS_NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
 HONEST = "def work():\n    while True:\n        sum(range(1000))\nprint('ready', flush=True)\nwork()"
+MOST_BYTES = 1536 << 20
+"""Of the tracer, its reader, its engine and what else it starts, together."""
 pytestmark = pytest.mark.kernel
 
 
@@ -73,15 +79,23 @@ def test_a_trace_of_hostile_programs_ends_well(processes: dict[str, int], tmp_pa
     wait_until(lambda: score.read_text().strip() == str(limits.OOM_SCORE), 60, "the trace's offer to be ended first")
     assert f"{limits.DATA_BYTES}" in Path(f"/proc/{tracing.pid}/limits").read_text()
     assert tracing.stdout is not None
-    output, most = "", 0
-    for line in tracing.stdout:  # the last lines come when nearly all is done
-        output += line
-        with contextlib.suppress(OSError):
-            found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{tracing.pid}/status").read_text(), re.MULTILINE)
-            most = max(most, int(found[1]) if found else 0)
-    assert tracing.wait(60) == 0, output
-    # Not ru_maxrss, which a process inherits from what it was before exec: from the tests.
-    assert 20 << 10 < most < 500 << 10, "KiB"
+    peaks, over = Peaks(), threading.Event()
+
+    def measure() -> None:
+        while not over.wait(0.25):
+            peaks.look(tracing.pid, Path(store.removeprefix("chdb://")))
+
+    measuring = threading.Thread(target=measure)
+    measuring.start()
+    try:
+        output = tracing.stdout.read()
+        assert tracing.wait(60) == 0, output
+    finally:
+        over.set()
+        measuring.join()
+    assert 20 << 20 < peaks.parts["tracer"] < 500 << 20
+    assert peaks.parts["reader"] > 0
+    assert max(peaks.parts.values()) < peaks.whole < MOST_BYTES, str(peaks)
     assert not re.search(r"[^\n -~\u00a0-\uffff]", output), "nothing but text reaches the terminal"
     assert "internal error" not in output
     ask = argus_with(store)
