@@ -10,7 +10,6 @@ a bound is refused (``NotElf``), as one that is damaged.
 
 from __future__ import annotations
 
-import contextlib
 import lzma
 import mmap
 import os
