@@ -27,9 +27,9 @@ from argus.diagnose.ranks.own_times import (
 )
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
-from argus.diagnose.robust import row_medians
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
+from argus.model.statistics import row_medians
 from argus.model.units import duration, ranks_text
 
 Float = NDArray[np.float64]
