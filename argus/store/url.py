@@ -110,11 +110,12 @@ def _folder(path: str) -> Path:
     """The folder of a store, without links.
 
     Raises:
-        ArgusError: Root runs this, and a user could choose which of root's folders it is. Who called sudo is root.
+        ArgusError: Root runs this, and a user could choose which of root's folders it is. Who called sudo, and
+            who owns Argus's own code, is root.
     """
     if os.geteuid() == 0:
         caller = os.environ.get("SUDO_UID", "")
-        owners = (0, int(caller)) if caller.isascii() and caller.isdigit() else (0,)
+        owners = (0, os.stat(__file__).st_uid, *([int(caller)] if caller.isascii() and caller.isdigit() else []))
         found = None
         with contextlib.suppress(OSError):  # whoever opens it says what is wrong
             found = files.changeable(Path(path), owners, only_where=True)
