@@ -12,10 +12,10 @@ import click
 import numpy as np
 import pytest
 
-from argus.cli.jobs import took
 from argus.cli.main import main
 from argus.cli.selection import parse_runs
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from argus.model.units import narrow
 from argus.store.open import Store, open_store
 from argus.store.read.jobs import list_job_runs
 from argus.store.reader import query, query_columns
@@ -240,7 +240,7 @@ def test_on_a_terminal_it_asks(
     ("seconds", "text"), [(0, "0s"), (59, "59s"), (62, "1m02s"), (3720, "1h02m"), (180000, "2d02h"), (-5, "0s")]
 )
 def test_times_for_people(seconds: int, text: str) -> None:
-    assert took(seconds * S) == text
+    assert narrow(seconds) == text
 
 
 def test_every_table_of_jobs_has_runs(store: Store) -> None:
