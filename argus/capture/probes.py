@@ -214,18 +214,7 @@ class Probes:
     def _compile(self, launch_ring_bytes: int) -> Module:
         directory = resource_dir("bpf")
         text = "\n".join((directory / name).read_text() for name in SOURCES)
-        flags = [
-            "-D__BPF__",
-            f"-DARGUS_LAUNCH_PAGES={launch_ring_bytes // _BCC_PAGE}",
-            f"-DARGUS_COLLECTIVE_PAGES={COLLECTIVE_RING_BYTES // _BCC_PAGE}",
-            f"-DARGUS_CONTROL_PAGES={CONTROL_RING_BYTES // _BCC_PAGE}",
-            f"-DARGUS_MARK_PAGES={MARK_RING_BYTES // _BCC_PAGE}",
-            f"-DARGUS_MATH_PAGES={MATH_RING_BYTES // _BCC_PAGE}",
-            f"-DARGUS_SHARES={SHARES}",
-            *(f"-D{name}={value}" for name, value in _budgets(launch_ring_bytes).items()),
-            "-Wno-address-of-packed-member",
-        ]
-        return module(text, flags, "compile the BPF programs")
+        return module(text, flags(launch_ring_bytes), "compile the BPF programs")
 
     def _load(self, backend: Backend | None) -> Backend:
         choices: list[Backend] = [backend] if backend else ["multi", "perf"]
@@ -653,6 +642,21 @@ def _entries(attachment: Attachment, subject: Subject) -> dict[str, list[tuple[i
         for name, places in attachment.optional_points.get(subject, {}).items()
         if name.endswith("_enter")
     }
+
+
+def flags(launch_ring_bytes: int) -> list[str]:
+    """What the programs are compiled with: sizes of rings, budgets, shares."""
+    return [
+        "-D__BPF__",
+        f"-DARGUS_LAUNCH_PAGES={launch_ring_bytes // _BCC_PAGE}",
+        f"-DARGUS_COLLECTIVE_PAGES={COLLECTIVE_RING_BYTES // _BCC_PAGE}",
+        f"-DARGUS_CONTROL_PAGES={CONTROL_RING_BYTES // _BCC_PAGE}",
+        f"-DARGUS_MARK_PAGES={MARK_RING_BYTES // _BCC_PAGE}",
+        f"-DARGUS_MATH_PAGES={MATH_RING_BYTES // _BCC_PAGE}",
+        f"-DARGUS_SHARES={SHARES}",
+        *(f"-D{name}={value}" for name, value in _budgets(launch_ring_bytes).items()),
+        "-Wno-address-of-packed-member",
+    ]
 
 
 def _budgets(launch_ring_bytes: int) -> dict[str, str]:

@@ -194,9 +194,9 @@ def test_a_dead_file_system_below_the_program_is_the_one_that_its_files_are_on(
     """The table of mounts writes devices in decimal, everything else in hexadecimal: it was waited for twice."""
     monkeypatch.setattr(environment, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
-    mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 254:16 / /work rw - nfs x rw\n"
+    mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 254:16 / /data rw - nfs x rw\n"
     (tmp_path / "7" / "mountinfo").write_text(mounts)
-    assert [environment._file_system_of(7, path) for path in ("/root/x", "/work/x", "/works")] == [
+    assert [environment._file_system_of(7, path) for path in ("/root/x", "/data/x", "/datas")] == [
         "08:01", "fe:10", "08:01",
     ]  # fmt: skip
     assert environment._file_system_of(7, "/root/x") == device_of(os.makedev(8, 1))

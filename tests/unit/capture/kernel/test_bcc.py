@@ -60,18 +60,15 @@ def test_the_programs_compile_for_both_architectures(machine: str) -> None:
     script = """
 import os, sys
 os.environ["ARCH"] = sys.argv[1]
-from argus.capture.probes import SOURCES, _budgets
+from argus.capture.probes import SOURCES, flags
 from argus.capture.kernel import bcc
 from argus.system.resources import resource_dir
 module, folder = bcc.load(), resource_dir("bpf")
 text = "\\n".join((folder / name).read_text() for name in SOURCES)
 if sys.argv[1] == "arm64":
     text += "\\n#if REGISTER_ARGS != 8\\n#error not compiled for aarch64\\n#endif\\n"
-sizes = [f"-DARGUS_{ring}_PAGES=16" for ring in ("LAUNCH", "COLLECTIVE", "CONTROL", "MARK", "MATH")]
-sizes += [f"-D{name}={value}" for name, value in _budgets(1 << 20).items()]
 # Debian 13's clang turns this machine's -fcf-protection on by itself, which is an error for another one.
-sizes += ["-fcf-protection=none"]
-module.BPF(text=text.encode(), cflags=[f"-I{folder}", "-D__BPF__", *sizes])
+module.BPF(text=text.encode(), cflags=[f"-I{folder}", *flags(1 << 20), "-fcf-protection=none"])
 """
     done = subprocess.run([sys.executable, "-c", script, machine], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
