@@ -66,19 +66,7 @@ def command(
     """
     reader.shared.begin()  # with other rights than those that are kept
     privileges.keep_for_trace(inject=False)
-    with reader.shared.entered():
-        return _command(given_pids, pids, all_gpu, name, children, each, output_format)
-
-
-def _command(
-    given_pids: tuple[tuple[int, ...], ...],
-    pids: tuple[tuple[int, ...], ...],
-    all_gpu: bool,
-    name: str | None,
-    children: bool,
-    each: bool,
-    output_format: str,
-) -> int:
+    click.get_current_context().with_resource(reader.shared.entered())
     named = list(all_pids(given_pids, pids))
     others: list[int] = []
     if all_gpu or name is not None:

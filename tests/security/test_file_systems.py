@@ -154,6 +154,18 @@ def test_a_file_system_is_given_up_for_processes_of_one_user(monkeypatch: pytest
     assert list(one._dead) == [f"07:77 of user {NOBODY}"], "another process may have its number"
 
 
+def test_what_was_given_up_of_a_process_is_forgotten_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Reader()
+    monkeypatch.setattr(one, "_end", lambda: None)
+    for doing in (progress.MEMORY.decode(), progress.PATHS):
+        monkeypatch.setattr(one, "_doing", lambda doing=doing: doing)
+        one._blame(200, NOBODY, TimeoutError())
+    assert (one.reads_memory(200), list(one._dead)) == (False, ["paths of process 200"])
+    one.forget(200)
+    assert (one.reads_memory(200), list(one._dead), one._hung) == (True, [], set())
+    assert one.counters == {"memory_hung": 1, "file_systems_hung": 1}
+
+
 def test_after_a_file_was_read_it_is_not_named_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What was read last was blamed for what came after."""
     page = memoryview(bytearray(progress.SIZE))

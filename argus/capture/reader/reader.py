@@ -439,10 +439,12 @@ class Reader:
     def forget(self, pid: int) -> None:
         """A process has ended: its number may be another's."""
         self._strikes.pop(pid, None)
+        self._no_memory.discard(pid)
         self._hangs.pop(pid, None)
         self._of_processes.forget(pid)
         for what in [what for what in self._waits_s if what.endswith(progress.of_process("", pid))]:
             self._dead.pop(what, None)
+            self._hung.discard(what)
             del self._waits_s[what]
 
     def _revive(self) -> None:
@@ -470,8 +472,9 @@ class Reader:
             wait_s = self._waits_s.get(what, RETRY_S)
             self._waits_s[what] = min(2 * wait_s, LONGEST_RETRY_S)
             self._dead[what] = time.monotonic() + wait_s
-            self._hung.add(doing if _DEVICE.fullmatch(doing) else what)
-            self.counters["file_systems_hung"] = len(self._hung)
+            hung = doing if _DEVICE.fullmatch(doing) else what
+            self.counters["file_systems_hung"] += hung not in self._hung
+            self._hung.add(hung)
             self.on_loss("file_systems_hung", pid, 1, what)
             self._hangs[pid] += 1
             if self._hangs[pid] == MOST_HANGS and self.reads(pid):
