@@ -229,8 +229,17 @@ struct argus_target {
 	u64 ignored;      /* 1: nothing of it is recorded any more; user space sets it */
 	u64 pending_refused; /* calls that were not remembered until their exit, since it had its share of room for them */
 	u64 seq_refused;  /* the same for numbers of collectives */
+	u64 owner_refused; /* records that were not written, since they were above its owner's share of a ring */
 	s32 held[ARGUS_H_COUNT]; /* entries that are there now */
-	u32 reserved;
+	u32 owner;        /* whose it is: map "owners" */
+};
+
+/* A user in a container, while several are traced: map "owners". Of each ring its processes may fill one window after the
+ * other. A window is over when all that was in the ring as it began has been read. */
+#define ARGUS_OWNERS 1024
+struct argus_owner {
+	u64 began[ARGUS_R_COUNT]; /* position in the ring up to which was written then */
+	u64 bytes[ARGUS_R_COUNT]; /* written since then */
 };
 
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
@@ -259,6 +268,7 @@ enum argus_counter {
 	ARGUS_C_HITS_IGNORED,        /* probe hits in processes that are not traced, or no longer */
 	ARGUS_C_PENDING_OVER_SHARE,  /* loss, of the process's own job: the sum of argus_target.pending_refused */
 	ARGUS_C_SEQ_OVER_SHARE,      /* loss, of the process's own job: the sum of argus_target.seq_refused */
+	ARGUS_C_RECORDS_OVER_SHARE,  /* loss, of the process's own job: the sum of argus_target.owner_refused */
 	ARGUS_C_COUNT
 };
 

@@ -195,8 +195,11 @@ int nccl_exit(struct pt_regs *ctx)
 
 INLINE void send_control(struct argus_target *target, struct argus_control *record, u64 now)
 {
-	if (!WITHIN_BUDGET(target, CONTROL, now) && control.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_CONTROL_SHARED_BYTES) {
-		refuse(target);
+	int within = WITHIN_BUDGET(target, CONTROL, now);
+	int may = within && (traced_owners() < 2 || within_share(target, ARGUS_R_CONTROL, control.ringbuf_output(record, 0, READ),
+		control.ringbuf_output(record, 0, WRITTEN), sizeof(*record), ARGUS_CONTROL_BYTES));
+	if (!may && control.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_CONTROL_SHARED_BYTES) {
+		refuse(target, within);
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)

@@ -205,22 +205,63 @@ INLINE int within_budget(struct argus_target *target, u32 ring, u64 now, u64 cos
 	return 1;
 }
 
-INLINE void refuse(struct argus_target *target)
-{
-	__sync_fetch_and_add(&target->refused, 1);
-	count(ARGUS_C_RECORDS_OVER_BUDGET);
-}
-
-/* bcc knows no map.ringbuf_query, and makes map.ringbuf_output into this: with these flags, how many bytes of a ring wait to
- * be read. A constant, so that one of the two calls remains. */
+/* bcc knows no map.ringbuf_query, and makes map.ringbuf_output into this: with these flags, what a ring is asked for. How
+ * many bytes wait to be read, or the positions up to which was read and written. Constants, so that one call remains. */
 #define HOW_FULL (1ull << 63)
+#define READ (HOW_FULL | 2)
+#define WRITTEN (HOW_FULL | 3)
 #define bpf_ringbuf_output(ring, data, bytes, flags) \
-	((flags) == HOW_FULL ? (long)bpf_ringbuf_query(ring, 0) : (long)bpf_ringbuf_output(ring, data, bytes, flags))
+	((flags) & HOW_FULL ? (long)bpf_ringbuf_query(ring, (flags) & 3) : (long)bpf_ringbuf_output(ring, data, bytes, flags))
 
-/* A record of the process may be written: within its budget always, above it only while the ring is nearly empty. So no
- * process, nor many of them, fill a ring for the others, and one whose records are read in time loses nothing. */
+/* A record of the process may be written: within its budget and its owner's share always, above them only while the ring is
+ * nearly empty. So no process, and no owner with many, fills a ring for the others, and one whose records are read in time
+ * loses nothing. */
 #define WITHIN_BUDGET(target, ring, now) \
 	within_budget(target, ARGUS_R_##ring, now, ARGUS_##ring##_COST_NS, ARGUS_##ring##_BURST_NS)
+
+#define RECORD_HEADER_BYTES 8 /* the kernel's, BPF_RINGBUF_HDR_SZ */
+
+/* Of how many owners processes are traced. Of one, nothing is shared. */
+BPF_ARRAY(owners_traced, u32, 1);
+BPF_ARRAY(owners, struct argus_owner, ARGUS_OWNERS);
+
+INLINE u32 traced_owners(void)
+{
+	u32 first = 0, *number = owners_traced.lookup(&first);
+	return number ? *number : 0;
+}
+
+/* Whether an owner may write so many bytes more: in a window as many as remain free (the dynamic threshold of Choudhury and
+ * Hahne, 1998, with alpha = 1). One owner alone fills half a ring, of k each one in k + 1 parts, and one remains free. What
+ * several CPUs write at the same moment may be more by a few records. */
+INLINE int within_share(struct argus_target *target, u32 ring, u64 read, u64 written, u64 bytes, u64 size)
+{
+	u32 number = target->owner;
+	struct argus_owner *owner = owners.lookup(&number);
+	if (!owner)
+		return 1;
+	bytes += RECORD_HEADER_BYTES;
+	if (read >= owner->began[ring]) {
+		owner->began[ring] = written;
+		owner->bytes[ring] = bytes;
+		return 1;
+	}
+	if (owner->bytes[ring] + bytes + (written - read) > size)
+		return 0;
+	__sync_fetch_and_add(&owner->bytes[ring], bytes);
+	return 1;
+}
+
+INLINE void refuse(struct argus_target *target, int within)
+{
+	if (within) {
+		__sync_fetch_and_add(&target->owner_refused, 1);
+		count(ARGUS_C_RECORDS_OVER_SHARE);
+	} else {
+		__sync_fetch_and_add(&target->refused, 1);
+		count(ARGUS_C_RECORDS_OVER_BUDGET);
+	}
+}
 
 /* Whether a process has its share of a map. What it cannot keep then counts against it alone. */
 INLINE int has_its_share(struct argus_target *target, u32 what, s32 each)
@@ -317,8 +358,11 @@ INLINE int active(struct pt_regs *ctx, u64 sp, struct pending *p, u64 cookie)
 
 INLINE void send_launch(struct argus_target *target, struct argus_launch *record, u64 now)
 {
-	if (!WITHIN_BUDGET(target, LAUNCHES, now) && launches.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_LAUNCHES_SHARED_BYTES) {
-		refuse(target);
+	int within = WITHIN_BUDGET(target, LAUNCHES, now);
+	int may = within && (traced_owners() < 2 || within_share(target, ARGUS_R_LAUNCHES, launches.ringbuf_output(record, 0, READ),
+		launches.ringbuf_output(record, 0, WRITTEN), sizeof(*record), ARGUS_LAUNCHES_BYTES));
+	if (!may && launches.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_LAUNCHES_SHARED_BYTES) {
+		refuse(target, within);
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)
@@ -331,8 +375,11 @@ INLINE void send_launch(struct argus_target *target, struct argus_launch *record
 
 INLINE void send_collective(struct argus_target *target, struct argus_collective *record, u64 now)
 {
-	if (!WITHIN_BUDGET(target, COLLECTIVES, now) && collectives.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_COLLECTIVES_SHARED_BYTES) {
-		refuse(target);
+	int within = WITHIN_BUDGET(target, COLLECTIVES, now);
+	int may = within && (traced_owners() < 2 || within_share(target, ARGUS_R_COLLECTIVES, collectives.ringbuf_output(record, 0, READ),
+		collectives.ringbuf_output(record, 0, WRITTEN), sizeof(*record), ARGUS_COLLECTIVES_BYTES));
+	if (!may && collectives.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_COLLECTIVES_SHARED_BYTES) {
+		refuse(target, within);
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)

@@ -21,9 +21,10 @@ int follow_fork(struct bpf_raw_tracepoint_args *ctx)
 	/* The number of a process is given again only when that has ended: the new one is none that is traced. */
 	if (targets.lookup(&child))
 		targets.delete(&child);
-	if (!targets.lookup(&parent))
+	struct argus_target *whose = targets.lookup(&parent), fresh = {};
+	if (!whose)
 		return 0;
-	struct argus_target fresh = {};
+	fresh.owner = whose->owner;
 	targets.update(&child, &fresh);
 	return 0;
 }

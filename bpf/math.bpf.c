@@ -16,8 +16,11 @@ BPF_HASH(math_inflight, u32, struct math_pending, MATH_ENTRIES);
 
 INLINE void send_math(struct argus_target *target, struct argus_math *record, u64 now)
 {
-	if (!WITHIN_BUDGET(target, MATH, now) && math.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_MATH_SHARED_BYTES) {
-		refuse(target);
+	int within = WITHIN_BUDGET(target, MATH, now);
+	int may = within && (traced_owners() < 2 || within_share(target, ARGUS_R_MATH, math.ringbuf_output(record, 0, READ),
+		math.ringbuf_output(record, 0, WRITTEN), sizeof(*record), ARGUS_MATH_BYTES));
+	if (!may && math.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_MATH_SHARED_BYTES) {
+		refuse(target, within);
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)

@@ -168,8 +168,11 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 		read_mark_name(r, arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags), ARGUS_ARG(cookie, 3));
 	if (r->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
-	if (!WITHIN_BUDGET(target, MARKS, r->ts_ns) && marks.ringbuf_output(r, 0, HOW_FULL) >= ARGUS_MARKS_SHARED_BYTES) {
-		refuse(target);
+	int within = WITHIN_BUDGET(target, MARKS, r->ts_ns);
+	int may = within && (traced_owners() < 2 || within_share(target, ARGUS_R_MARKS, marks.ringbuf_output(r, 0, READ),
+		marks.ringbuf_output(r, 0, WRITTEN), sizeof(*r), ARGUS_MARKS_BYTES));
+	if (!may && marks.ringbuf_output(r, 0, HOW_FULL) >= ARGUS_MARKS_SHARED_BYTES) {
+		refuse(target, within);
 		return 0;
 	}
 	if (marks.ringbuf_output(r, sizeof(*r), NO_WAKEUP) == 0)

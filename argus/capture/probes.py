@@ -39,6 +39,7 @@ from argus.capture.kernel.links import (
 )
 from argus.capture.kernel.programs import KPROBE, RAW_TRACEPOINT, LoadError, Module, attach_raw_tracepoint
 from argus.capture.kernel.ring import HEADER_BYTES, Ring
+from argus.capture.owners import Owners
 from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
 from argus.capture.process.instructions import Code, has_probes
@@ -187,6 +188,7 @@ class Probes:
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
         self.backend: Backend = self._load(backend)
+        self._owners = Owners(self._module)
         self._closing: list[threading.Thread] = []
         self.prices: Prices = prices(self.backend, self._attach_to_self)
         self._placement = Placement(self._module, self.prices, launch_durations=launch_durations)
@@ -303,14 +305,21 @@ class Probes:
         """Whether calls of a process are let through."""
         return self._module["targets"].get(pid) is not None
 
-    def add_target(self, pid: int) -> int:
+    def add_target(self, pid: int, owner: tuple[int, str] = (-1, "")) -> int:
         """Lets calls of a process through.
+
+        Args:
+            pid: The process.
+            owner: Its user and container, which share the rings with others. (-1, ""): not known.
 
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
+        number = self._owners.add(pid, owner)
         if self.forks != "on" or not self.is_target(pid):
-            self._module["targets"].set(pid, bytes(records.TARGET.itemsize))
+            target = np.zeros(1, records.TARGET)
+            target["owner"] = number
+            self._module["targets"].set(pid, target.tobytes())
         strangers = self._module["strangers"]
         missed = strangers.get(pid)
         strangers.delete(pid)
@@ -321,11 +330,13 @@ class Probes:
         target = self._target(pid)
         return (0, 0) if target is None else (int(target["hits"][0]), int(target["refused"][0]))
 
-    def over_share(self, pid: int) -> tuple[int, int]:
-        """Calls of a process that were not remembered until their exits, and collectives that were not numbered, since
-        it had its share of the maps' room."""
+    def over_share(self, pid: int) -> tuple[int, int, int]:
+        """What a process was refused: calls that were not remembered until their exits, and collectives that were not
+        numbered, since it had its share of the maps' room; records, since its owner had its share of a ring."""
         target = self._target(pid)
-        return (0, 0) if target is None else (int(target["pending_refused"][0]), int(target["seq_refused"][0]))
+        if target is None:
+            return 0, 0, 0
+        return int(target["pending_refused"][0]), int(target["seq_refused"][0]), int(target["owner_refused"][0])
 
     def ignore(self, pid: int) -> None:
         """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
@@ -348,6 +359,7 @@ class Probes:
 
     def remove_target(self, pid: int) -> None:
         """Forgets a process that ended: its PID may be another's soon."""
+        self._owners.remove(pid)
         target = self._target(pid)
         for name in ("targets", "strangers"):
             self._module[name].delete(pid)
@@ -673,6 +685,7 @@ def _budgets(launch_ring_bytes: int) -> dict[str, str]:
         cost_ns = 1_000_000_000 // rate
         definitions[f"ARGUS_{name}_COST_NS"] = f"{cost_ns}ull"
         definitions[f"ARGUS_{name}_BURST_NS"] = f"{int(burst * size / (dtype.itemsize + HEADER_BYTES)) * cost_ns}ull"
+        definitions[f"ARGUS_{name}_BYTES"] = f"{size}ull"
         definitions[f"ARGUS_{name}_SHARED_BYTES"] = f"{int(SHARED * size)}"
     return definitions
 

@@ -50,7 +50,8 @@ class Member:
         probes: Probes on the libraries it maps.
         refused: Records that its budgets had no room for (``Probes.spent``).
         over_share: Samples and switches of threads beyond its share.
-        calls_over_share: Calls without a duration, and collectives without a number (``Probes.over_share``).
+        calls_over_share: Calls without a duration, collectives without a number, refused records
+            (``Probes.over_share``).
         without_slot: Files that it maps and for which there was no slot (``Attachment.lacks_slot``).
         ignored: Why nothing of its calls is recorded any more; empty: they are.
     """
@@ -67,7 +68,7 @@ class Member:
     probes: int = 0
     refused: int = 0
     over_share: int = 0
-    calls_over_share: tuple[int, int] = (0, 0)
+    calls_over_share: tuple[int, int, int] = (0, 0, 0)
     without_slot: int = 0
     ignored: str = ""
 

@@ -225,6 +225,7 @@ class SessionRows:
             "stack_threads_over_share": (sum(member.over_share for member in members), True),
             "pending_over_share": (sum(member.calls_over_share[0] for member in members), True),
             "seq_over_share": (sum(member.calls_over_share[1] for member in members), True),
+            "records_over_share": (sum(member.calls_over_share[2] for member in members), True),
             "file_slots_full": (sum(member.without_slot for member in members), True),
             "processes_ignored": (sum(bool(member.ignored) for member in members), True),
         }

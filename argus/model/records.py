@@ -155,6 +155,7 @@ class Counter(enum.IntEnum):
     HITS_IGNORED = 21
     PENDING_OVER_SHARE = 22
     SEQ_OVER_SHARE = 23
+    RECORDS_OVER_SHARE = 24
 
 
 TARGET = np.dtype(
@@ -165,8 +166,9 @@ TARGET = np.dtype(
         ("ignored", "<u8"),
         ("pending_refused", "<u8"),
         ("seq_refused", "<u8"),
+        ("owner_refused", "<u8"),
         ("held", "<i4", (5,)),
-        ("reserved", "<u4"),
+        ("owner", "<u4"),
     ]
 )
 """``struct argus_target``: a traced process, what it may still write and keep, and what it did. ``held`` is in the
@@ -187,6 +189,7 @@ LOSS_COUNTERS = frozenset(
         Counter.SEQ_FULL,
         Counter.PENDING_OVER_SHARE,
         Counter.SEQ_OVER_SHARE,
+        Counter.RECORDS_OVER_SHARE,
         Counter.INIT_ALL_CUT,
     }
 )

@@ -24,7 +24,7 @@ class Door:
         self.inside: set[int] = set()
         self.before: dict[int, int] = {}
 
-    def add_target(self, pid: int) -> int:
+    def add_target(self, pid: int, owner: tuple[int, str] = (-1, "")) -> int:
         self.inside.add(pid)
         return self.before.get(pid, 0)
 

@@ -88,7 +88,7 @@ def test_no_call_of_a_child_is_missed(probes: Probes, program: subprocess.Popen[
     assert probes.forks == "on"
     ask(program, "fork")
     assert calls_by_process(probes) == {}, "of a process that is not traced"
-    probes.add_target(program.pid)
+    probes.add_target(program.pid, (1000, ""))
     for _ in range(CHILDREN):
         ask(program, "fork")
     calls = calls_by_process(probes)
@@ -96,6 +96,7 @@ def test_no_call_of_a_child_is_missed(probes: Probes, program: subprocess.Popen[
     assert program.pid not in calls
     for pid in calls:
         assert probes.is_target(pid), "until user space removes it"
+        assert probes._target(pid)["owner"].item() == 1, "its parent's"  # type: ignore[index]
         assert probes.add_target(pid) == 0, "none came too early"
         assert probes.spent(pid)[0] == calls[pid], "what was counted stays"
         probes.remove_target(pid)

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from argus.capture import attachment, placement, sampler, under_way
+from argus.capture import attachment, owners, placement, sampler, under_way
 from argus.capture import probes as bpf
+from argus.capture.kernel.ring import HEADER_BYTES
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
 from argus.capture.process.mapped import Allowance
@@ -32,6 +33,7 @@ from argus.live.options import Options
 from argus.live.preflight import own_library
 from argus.live.roster import Roster
 from argus.live.tracer import Tracer
+from argus.model import records
 from argus.model.records import Counter, StackCounter
 from argus.store.open import open_store
 from argus.store.reader import query
@@ -287,6 +289,65 @@ def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPat
             probes.close()
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("shared", [True, False])
+def test_no_owner_fills_a_ring_for_the_others(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five processes that each write what one may. Nobody reads the ring meanwhile."""
+    monkeypatch.setattr(bpf, "RECORDS_S", 100)
+    library, _ = own_library("getppid")
+    with contextlib.ExitStack() as stack:
+        *flood, honest = (stack.enter_context(running("/usr/bin/python3", "-c", CALLER)) for _ in range(6))
+        for process in (*flood, honest):
+            assert process.stdout is not None
+            process.stdout.readline()
+        probes = Probes(launch_ring_bytes=1 << 18)
+        stack.callback(probes.close)
+        for process in flood:
+            probes.add_target(process.pid, (1000, ""))
+        if shared:
+            probes.add_target(honest.pid, (1000, "pod"))
+        probes.attach(library, None)
+        for process in flood:
+            call(process, 5000)
+        call(honest, 500)
+        seen = probes.launches.drain()
+        of_flood = [int((seen["pid"] == process.pid).sum()) for process in flood]
+        room = (1 << 18) / (records.LAUNCH.itemsize + HEADER_BYTES)
+        counters = probes.counters()
+        if not shared:  # one owner has all
+            assert sum(of_flood) >= 0.98 * room
+            assert counters[Counter.RECORDS_OVER_SHARE] == 0
+            return
+        assert (seen["pid"] == honest.pid).sum() == 500
+        assert 0.48 * room <= sum(of_flood) <= 0.51 * room
+        assert counters[Counter.LAUNCHES_DROPPED] == 0
+        refused = [probes.over_share(process.pid)[2] for process in flood]
+        assert counters[Counter.RECORDS_OVER_SHARE] == sum(refused) > 0
+        assert probes.over_share(honest.pid)[2] == 0
+        lost = sum(refused) + sum(probes.spent(process.pid)[1] for process in flood)
+        assert sum(of_flood) + lost == 5 * 5000
+        # All was read, so that there is room again.
+        call(flood[-1], 200)
+        call(honest, 200)
+        assert len(probes.launches.drain()) == 400
+
+
+def test_owners_are_numbered_and_those_that_left_forgotten() -> None:
+    told: list[int] = []
+    module: Any = {"owners_traced": SimpleNamespace(set=lambda key, value: told.append(value))}
+    made = owners.Owners(module)
+    assert [made.add(1, (7, "")), made.add(2, (7, "")), made.add(3, (7, "pod")), made.add(4, (8, ""))] == [1, 1, 2, 3]
+    assert told == [1, 1, 2, 3]
+    for pid in (1, 2, 2):
+        made.remove(pid)
+    assert told[-1] == 2
+    assert made.add(5, (9, "")) == 1  # that of the one that left
+    assert made.add(6, (-1, "")) == 0
+    numbers = [made.add(100 + uid, (100 + uid, "")) for uid in range(owners.OWNERS)]
+    assert len(set(numbers)) == owners.OWNERS - 3
+    assert numbers[-1] == 0
+
+
 CALLS = "import ctypes, sys\nlib = ctypes.CDLL(sys.argv[1])\nprint(flush=True)\n"
 CALLS += "for line in sys.stdin:\n    print(eval(line), flush=True)\n"
 """Evaluates calls of stuck_target.c."""
@@ -360,8 +421,8 @@ def test_no_process_takes_the_room_for_calls_under_way(stuck_library: str) -> No
         assert counters[Counter.PENDING_FULL] == 0
         each = 8192 // bpf.SHARES
         assert callers.held(0) == callers.entries(0) == [0, each, 0, 0, 0]
-        assert callers.probes.over_share(hostile) == (2100 - each, 0)
-        assert callers.probes.over_share(honest) == (0, 0)
+        assert callers.probes.over_share(hostile) == (2100 - each, 0, 0)
+        assert callers.probes.over_share(honest) == (0, 0, 0)
         assert counters[Counter.PENDING_OVER_SHARE] == 2100 - each
         # Calls that return make room, and threads that end while they are in one.
         assert callers.call(0, "leave_all()") == 0
@@ -389,8 +450,8 @@ def test_no_process_takes_the_room_for_numbers_of_collectives(
         of_honest = seen[seen["pid"] == honest]
         assert sorted(of_honest["seq"].tolist()) == [0] * 101 + [1] * 101 + [2] * 101
         assert callers.held(0)[4] == callers.entries(0)[4] == each
-        assert callers.probes.over_share(hostile) == (0, 70000 - each)
-        assert callers.probes.over_share(honest) == (0, 0)
+        assert callers.probes.over_share(hostile) == (0, 70000 - each, 0)
+        assert callers.probes.over_share(honest) == (0, 0, 0)
         assert callers.probes.counters()[Counter.SEQ_FULL] == 0
         # Communicators that end make room, those that were not numbered too little of it.
         assert callers.call(0, f"end_many({each - 100}, 200)") == 200
@@ -412,7 +473,7 @@ def test_what_is_held_is_counted_exactly(stuck_library: str, monkeypatch: pytest
         for calls in ("stay_in_groups", "stay_in_products", "stay_in_init"):
             callers.call(0, f"{calls}(150)")
         assert callers.held(0) == callers.entries(0) == [*shares, 1]
-        pending, numbers = callers.probes.over_share(hostile)
+        pending, numbers, _ = callers.probes.over_share(hostile)
         least = 150 * 3 - sum(shares[:3])
         assert least <= pending <= least + 150  # begins of groups that returned at once
         assert numbers == 150 - shares[3]

@@ -9,7 +9,7 @@ from collections import deque
 
 from argus.capture.probes import Probes
 from argus.capture.process.forks import ForkWatcher
-from argus.capture.process.targets import descendants, start_ticks
+from argus.capture.process.targets import descendants, owner_of, start_ticks
 
 _SCANS, _SCAN_EVERY = 10, 10
 """While the kernel reports forks at once, /proc is searched for others in the first looks, and in every tenth later:
@@ -77,7 +77,7 @@ class Family:
         """Lets processes through, nearly at the same moment. What they did before belongs to the time before."""
         for pid in pids:
             self._pids.add(pid)
-            self._probes.add_target(pid)
+            self._probes.add_target(pid, owner_of(pid))
             self._note(pid)
 
     def _forked(self, parent: int, child: int) -> None:
@@ -89,7 +89,7 @@ class Family:
 
     def _join(self, pid: int) -> None:
         try:
-            missed = self._probes.add_target(pid)
+            missed = self._probes.add_target(pid, owner_of(pid))
         except Exception:  # bcc raises nothing narrower when the kernel's map is full
             self.failures += 1
             self._losses.append(("follow_failed", pid, 1))

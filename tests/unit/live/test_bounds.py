@@ -73,6 +73,7 @@ CLASSES = {
     "model/losses": ("Losses",),
     "capture/process/follow": ("Family",),
     "capture/probes": ("Probes",),
+    "capture/owners": ("Owners",),
     "capture/placement": ("Placement",),
     "capture/sampler": ("StackProbes",),
     "tables/collectives": ("Generations",),
