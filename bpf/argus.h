@@ -234,14 +234,6 @@ struct argus_target {
 	u32 owner;        /* whose it is: map "owners" */
 };
 
-/* A user in a container, while several are traced: map "owners". Of each ring its processes may fill one window after the
- * other. A window is over when all that was in the ring as it began has been read. */
-#define ARGUS_OWNERS 1024
-struct argus_owner {
-	u64 began[ARGUS_R_COUNT]; /* position in the ring up to which was written then */
-	u64 bytes[ARGUS_R_COUNT]; /* written since then */
-};
-
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
 enum argus_counter {
 	ARGUS_C_LAUNCHES,            /* records written to "launches" */
@@ -270,6 +262,15 @@ enum argus_counter {
 	ARGUS_C_SEQ_OVER_SHARE,      /* loss, of the process's own job: the sum of argus_target.seq_refused */
 	ARGUS_C_RECORDS_OVER_SHARE,  /* loss, of the process's own job: the sum of argus_target.owner_refused */
 	ARGUS_C_COUNT
+};
+
+/* A user in a container: map "owners". While several are traced, the processes of each fill one window of a ring after the
+ * other. A window is over when all that was in the ring as it began has been read. */
+#define ARGUS_OWNERS 1024
+struct argus_owner {
+	u64 began[ARGUS_R_COUNT]; /* position in the ring up to which was written then */
+	u64 bytes[ARGUS_R_COUNT]; /* written since then */
+	u64 lost[ARGUS_C_COUNT];  /* losses of its processes, but those that are counted in argus_target */
 };
 
 #endif

@@ -40,7 +40,7 @@ INLINE u64 next_sequence(struct argus_target *target, u32 tgid, u64 comm, u32 p2
 	if (sequences.insert(&key, &one) == 0)
 		hold(target, ARGUS_H_SEQUENCES);
 	else if (!sequences.lookup(&key)) /* else another thread was first */
-		count(ARGUS_C_SEQ_FULL);
+		lose(target, ARGUS_C_SEQ_FULL);
 	return 0;
 }
 
@@ -87,7 +87,7 @@ INLINE void begin_group(struct argus_target *target, u64 id)
 	if (has_its_share(target, ARGUS_H_GROUPS, EACH(GROUPS_ENTRIES)))
 		refuse_seq(target);
 	else if (group_depth.insert(&tid, &value) != 0)
-		count(ARGUS_C_SEQ_FULL);
+		lose(target, ARGUS_C_SEQ_FULL);
 	else
 		hold(target, ARGUS_H_GROUPS);
 }
@@ -123,7 +123,7 @@ int nccl_enter(struct pt_regs *ctx)
 			return 0;
 		}
 		if (ARGUS_HAS_EXIT(outer->cookie)) {
-			count(ARGUS_C_EXIT_MISSED);
+			lose(target, ARGUS_C_EXIT_MISSED);
 			send_collective(target, &outer->collective, bpf_ktime_get_ns());
 		}
 	}
@@ -203,13 +203,13 @@ INLINE void send_control(struct argus_target *target, struct argus_control *reco
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)
-		count(ARGUS_C_READ_FAULT);
+		lose(target, ARGUS_C_READ_FAULT);
 	if (record->flags & ARGUS_F_NAME_ADDRESS)
 		count(ARGUS_C_NAMES_READ_LATER);
 	if (control.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
 		count(ARGUS_C_CONTROL);
 	else
-		count(ARGUS_C_CONTROL_DROPPED);
+		lose(target, ARGUS_C_CONTROL_DROPPED);
 }
 
 INLINE void read_unique_id(struct argus_control *r, u64 address)
@@ -239,7 +239,7 @@ INLINE int remember_control(struct argus_target *target, u64 *key, struct contro
 		return 0;
 	}
 	if (control_inflight.insert(key, p) != 0) {
-		count(ARGUS_C_PENDING_FULL);
+		lose(target, ARGUS_C_PENDING_FULL);
 		return 0;
 	}
 	hold(target, ARGUS_H_CONTROL);
@@ -276,7 +276,7 @@ int control_enter(struct pt_regs *ctx)
 				count(ARGUS_C_NESTED);
 				return 0;
 			}
-			count(ARGUS_C_EXIT_MISSED);
+			lose(target, ARGUS_C_EXIT_MISSED);
 			send_control(target, &outer->record, bpf_ktime_get_ns());
 		}
 		forget_control(target, id, &key, pid);
@@ -394,7 +394,7 @@ int control_exit(struct pt_regs *ctx)
 	}
 	if (shape == ARGUS_S_COMM_INIT_ALL && r->result == 0) {
 		if (r->nranks > MAX_INIT_ALL)
-			count(ARGUS_C_INIT_ALL_CUT);
+			lose(target, ARGUS_C_INIT_ALL_CUT);
 #pragma unroll
 		for (int i = 0; i < MAX_INIT_ALL; i++) {
 			if (i < r->nranks) {

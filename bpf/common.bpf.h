@@ -44,6 +44,9 @@ BPF_HASH(group_depth, u32, u64, GROUPS_ENTRIES);
 BPF_HASH(targets, u32, struct argus_target, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count shows what came too early. */
 BPF_TABLE("lru_hash", u32, u64, strangers, 4096);
+/* Of how many owners processes are traced. Of one, nothing is shared. */
+BPF_ARRAY(owners_traced, u32, 1);
+BPF_ARRAY(owners, struct argus_owner, ARGUS_OWNERS);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
 BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);
 
@@ -76,6 +79,16 @@ INLINE void count(int which)
 	u64 *value = counters.lookup(&which);
 	if (value)
 		__sync_fetch_and_add(value, 1); /* uprobe programs may be preempted */
+}
+
+/* A loss, which concerns the jobs of the process's owner. */
+INLINE void lose(struct argus_target *target, u32 which)
+{
+	count(which);
+	u32 number = target->owner;
+	struct argus_owner *owner = owners.lookup(&number);
+	if (owner)
+		__sync_fetch_and_add(&owner->lost[which], 1);
 }
 
 /* A hit in a traced process. Function by function, since each has a price of its own (argus/capture/prices.py). */
@@ -221,10 +234,6 @@ INLINE int within_budget(struct argus_target *target, u32 ring, u64 now, u64 cos
 
 #define RECORD_HEADER_BYTES 8 /* the kernel's, BPF_RINGBUF_HDR_SZ */
 
-/* Of how many owners processes are traced. Of one, nothing is shared. */
-BPF_ARRAY(owners_traced, u32, 1);
-BPF_ARRAY(owners, struct argus_owner, ARGUS_OWNERS);
-
 INLINE u32 traced_owners(void)
 {
 	u32 first = 0, *number = owners_traced.lookup(&first);
@@ -308,7 +317,7 @@ INLINE int remember(struct argus_target *target, u64 *key, struct pending *p, in
 		return 0;
 	}
 	if (inflight.insert(key, p) != 0) {
-		count(ARGUS_C_PENDING_FULL);
+		lose(target, ARGUS_C_PENDING_FULL);
 		return 0;
 	}
 	hold(target, ARGUS_H_CALLS);
@@ -366,11 +375,11 @@ INLINE void send_launch(struct argus_target *target, struct argus_launch *record
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)
-		count(ARGUS_C_READ_FAULT);
+		lose(target, ARGUS_C_READ_FAULT);
 	if (launches.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
 		count(ARGUS_C_LAUNCHES);
 	else
-		count(ARGUS_C_LAUNCHES_DROPPED);
+		lose(target, ARGUS_C_LAUNCHES_DROPPED);
 }
 
 INLINE void send_collective(struct argus_target *target, struct argus_collective *record, u64 now)
@@ -383,9 +392,9 @@ INLINE void send_collective(struct argus_target *target, struct argus_collective
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)
-		count(ARGUS_C_READ_FAULT);
+		lose(target, ARGUS_C_READ_FAULT);
 	if (collectives.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
 		count(ARGUS_C_COLLECTIVES);
 	else
-		count(ARGUS_C_COLLECTIVES_DROPPED);
+		lose(target, ARGUS_C_COLLECTIVES_DROPPED);
 }

@@ -95,7 +95,7 @@ int cuda_enter(struct pt_regs *ctx)
 			return 0;
 		}
 		if (ARGUS_HAS_EXIT(outer->cookie)) {
-			count(ARGUS_C_EXIT_MISSED);
+			lose(target, ARGUS_C_EXIT_MISSED);
 			send_launch(target, &outer->launch, bpf_ktime_get_ns());
 		}
 	}

@@ -24,11 +24,11 @@ INLINE void send_math(struct argus_target *target, struct argus_math *record, u6
 		return;
 	}
 	if (record->flags & ARGUS_F_READ_FAULT)
-		count(ARGUS_C_READ_FAULT);
+		lose(target, ARGUS_C_READ_FAULT);
 	if (math.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
 		count(ARGUS_C_MATH);
 	else
-		count(ARGUS_C_MATH_DROPPED);
+		lose(target, ARGUS_C_MATH_DROPPED);
 }
 
 INLINE void read_descriptor(u64 *words, u64 descriptor, u8 *flags)
@@ -89,7 +89,7 @@ INLINE int inside_math(u64 sp, struct math_pending *p)
 INLINE void end_math(struct argus_target *target, struct math_pending *p, u64 until)
 {
 	if (!p->ret)
-		count(ARGUS_C_EXIT_MISSED);
+		lose(target, ARGUS_C_EXIT_MISSED);
 	else if (p->record.duration_ns == 0) /* it has launched something */
 		p->record.duration_ns = until - p->record.ts_ns;
 	send_math(target, &p->record, until);
@@ -168,7 +168,7 @@ int math_enter(struct pt_regs *ctx)
 		refuse_pending(target);
 		send_math(target, r, now);
 	} else if (math_inflight.insert(&tid, &p) != 0) {
-		count(ARGUS_C_PENDING_FULL);
+		lose(target, ARGUS_C_PENDING_FULL);
 		send_math(target, r, now);
 	} else {
 		hold(target, ARGUS_H_MATH);

@@ -167,7 +167,7 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 	if (ARGUS_ARG(cookie, 1) != 15)
 		read_mark_name(r, arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags), ARGUS_ARG(cookie, 3));
 	if (r->flags & ARGUS_F_READ_FAULT)
-		count(ARGUS_C_READ_FAULT);
+		lose(target, ARGUS_C_READ_FAULT);
 	int within = WITHIN_BUDGET(target, MARKS, r->ts_ns);
 	int may = within && (traced_owners() < 2 || within_share(target, ARGUS_R_MARKS, marks.ringbuf_output(r, 0, READ),
 		marks.ringbuf_output(r, 0, WRITTEN), sizeof(*r), ARGUS_MARKS_BYTES));
@@ -178,7 +178,7 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 	if (marks.ringbuf_output(r, sizeof(*r), NO_WAKEUP) == 0)
 		count(ARGUS_C_MARKS);
 	else
-		count(ARGUS_C_MARKS_DROPPED);
+		lose(target, ARGUS_C_MARKS_DROPPED);
 	return 0;
 }
 

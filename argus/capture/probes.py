@@ -338,6 +338,10 @@ class Probes:
             return 0, 0, 0
         return int(target["pending_refused"][0]), int(target["seq_refused"][0]), int(target["owner_refused"][0])
 
+    def take_losses(self) -> list[tuple[tuple[int, str], Counter, int]]:
+        """As ``Owners.take_losses``."""
+        return self._owners.take_losses()
+
     def ignore(self, pid: int) -> None:
         """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
         map, too, go on costing its calls their traps into the kernel."""

@@ -186,9 +186,11 @@ class Session:
         self.losses.count(counter, whom, number=number)
 
     def count_left_out(self) -> None:
-        """Counts what the tracer itself has left out of processes, where there is no reader."""
+        """Counts what the tracer has left out of processes, where there is no reader, and what the kernel has lost."""
         for counter, pid, number in left_out.take():
             self.losses.count(counter, self.whom(pid), number=number)
+        for owner, lost, number in self.probes.take_losses():
+            self.losses.count(lost.name.lower(), Whom(None, owner), number=number)
 
     def count_losses(
         self, counter: str, pids: NDArray[np.integer], numbers: NDArray[np.integer], lost: NDArray[np.bool_]

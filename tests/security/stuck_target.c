@@ -40,6 +40,13 @@ EXPORTED int ncclCommDestroy(void *comm)
 	return 0;
 }
 
+/* Writes nothing. */
+EXPORTED int ncclCommCount(void *comm, int *count)
+{
+	__asm__ volatile("");
+	return 0;
+}
+
 EXPORTED int ncclGroupStart(void)
 {
 	__asm__ volatile("");

@@ -28,6 +28,7 @@ from argus.capture.process.names import KernelNames
 from argus.capture.process.pytorch import LAYOUTS
 from argus.capture.process.targets import Identity, Target, container_of, find_libraries
 from argus.capture.sampler import StackProbes
+from argus.live import job as live_job
 from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
 from argus.live.options import Options
 from argus.live.preflight import own_library
@@ -333,14 +334,15 @@ def test_no_owner_fills_a_ring_for_the_others(shared: bool, monkeypatch: pytest.
 
 
 def test_owners_are_numbered_and_those_that_left_forgotten() -> None:
-    told: list[int] = []
-    module: Any = {"owners_traced": SimpleNamespace(set=lambda key, value: told.append(value))}
+    published: list[int] = []
+    there = SimpleNamespace(get=lambda number: bytes(records.OWNER.itemsize))
+    module: Any = {"owners_traced": SimpleNamespace(set=lambda key, value: published.append(value)), "owners": there}
     made = owners.Owners(module)
     assert [made.add(1, (7, "")), made.add(2, (7, "")), made.add(3, (7, "pod")), made.add(4, (8, ""))] == [1, 1, 2, 3]
-    assert told == [1, 1, 2, 3]
+    assert published == [1, 1, 2, 3]
     for pid in (1, 2, 2):
         made.remove(pid)
-    assert told[-1] == 2
+    assert published[-1] == 2
     assert made.add(5, (9, "")) == 1  # that of the one that left
     assert made.add(6, (-1, "")) == 0
     numbers = [made.add(100 + uid, (100 + uid, "")) for uid in range(owners.OWNERS)]
@@ -377,8 +379,8 @@ class Callers:
         self.pids = [process.pid for process in self._of]
         self.probes = Probes(launch_ring_bytes=1 << 20)
         stack.callback(self.probes.close)
-        for pid in self.pids:
-            self.probes.add_target(pid)
+        for which, pid in enumerate(self.pids):
+            self.probes.add_target(pid, (1000 + which, ""))
         (found,) = (each for each in find_libraries(self.pids[0], Allowance(100, 1)) if each.path == library)
         self.probes.attach(found, None)
         self.probes.attach_optional("math")
@@ -460,6 +462,32 @@ def test_no_process_takes_the_room_for_numbers_of_collectives(
         callers.probes.remove_target(hostile)
         assert callers.entries(0) == [0] * 5
         assert callers.held(1)[4] == callers.entries(1)[4] == 101
+
+
+@pytest.mark.kernel
+def test_what_the_kernel_loses_of_a_process_is_its_owner_s_loss(stuck_library: str) -> None:
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, AS_NOBODY, ())
+        for times in (3, 2):
+            for _ in range(times):
+                callers.call(0, "ncclCommCount(None, 8)")  # nothing is there
+            callers.call(1, "init_many(2)")
+            assert callers.probes.take_losses() == [((1000, ""), Counter.READ_FAULT, times)]
+            assert callers.probes.take_losses() == []
+        assert callers.probes.counters()[Counter.READ_FAULT] == 5
+
+        callers.call(0, "ncclCommCount(None, 8)")
+        callers.probes.remove_target(callers.pids[0])
+        assert callers.probes.add_target(os.getpid(), (7, "")) == 0  # in the place of the one that has gone
+        assert callers.probes.take_losses() == [((1000, ""), Counter.READ_FAULT, 1)]
+        callers.probes.add_target(callers.pids[0], (7, ""))
+        callers.call(0, "ncclCommCount(None, 8)")
+
+        session = a_session()
+        session.probes = callers.probes
+        hostile, honest = live_job.Job("hostile", 1, owner=(7, "")), live_job.Job("honest", 1, owner=(1001, ""))
+        session.count_left_out()
+        assert [session.losses.of(job)["read_fault"] for job in (hostile, honest)] == [1, 0]
 
 
 @pytest.mark.kernel

@@ -17,6 +17,7 @@ STRUCTS = {
     "argus_control": records.CONTROL,
     "argus_math": records.MATH,
     "argus_target": records.TARGET,
+    "argus_owner": records.OWNER,
     "argus_python": records.PYTHON,
     "argus_frame": records.FRAME,
     "argus_code": records.CODE,
