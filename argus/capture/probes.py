@@ -188,7 +188,7 @@ class Probes:
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
         self.backend: Backend = self._load(backend)
-        self._owners = Owners(self._module)
+        self.owners = Owners(self._module)
         self._closing: list[threading.Thread] = []
         self.prices: Prices = prices(self.backend, self._attach_to_self)
         self._placement = Placement(self._module, self.prices, launch_durations=launch_durations)
@@ -315,7 +315,7 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        number = self._owners.add(pid, owner)
+        number = self.owners.add(pid, owner)
         if self.forks != "on" or not self.is_target(pid):
             target = np.zeros(1, records.TARGET)
             target["owner"] = number
@@ -338,10 +338,6 @@ class Probes:
             return 0, 0, 0
         return int(target["pending_refused"][0]), int(target["seq_refused"][0]), int(target["owner_refused"][0])
 
-    def take_losses(self) -> list[tuple[tuple[int, str], Counter, int]]:
-        """As ``Owners.take_losses``."""
-        return self._owners.take_losses()
-
     def ignore(self, pid: int) -> None:
         """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
         map, too, go on costing its calls their traps into the kernel."""
@@ -363,7 +359,7 @@ class Probes:
 
     def remove_target(self, pid: int) -> None:
         """Forgets a process that ended: its PID may be another's soon."""
-        self._owners.remove(pid)
+        self.owners.remove(pid)
         target = self._target(pid)
         for name in ("targets", "strangers"):
             self._module[name].delete(pid)

@@ -189,7 +189,7 @@ class Session:
         """Counts what the tracer has left out of processes, where there is no reader, and what the kernel has lost."""
         for counter, pid, number in left_out.take():
             self.losses.count(counter, self.whom(pid), number=number)
-        for owner, lost, number in self.probes.take_losses():
+        for owner, lost, number in self.probes.owners.take_losses():
             self.losses.count(lost.name.lower(), Whom(None, owner), number=number)
 
     def count_losses(

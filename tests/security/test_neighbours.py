@@ -472,14 +472,14 @@ def test_what_the_kernel_loses_of_a_process_is_its_owner_s_loss(stuck_library: s
             for _ in range(times):
                 callers.call(0, "ncclCommCount(None, 8)")  # nothing is there
             callers.call(1, "init_many(2)")
-            assert callers.probes.take_losses() == [((1000, ""), Counter.READ_FAULT, times)]
-            assert callers.probes.take_losses() == []
+            assert callers.probes.owners.take_losses() == [((1000, ""), Counter.READ_FAULT, times)]
+            assert callers.probes.owners.take_losses() == []
         assert callers.probes.counters()[Counter.READ_FAULT] == 5
 
         callers.call(0, "ncclCommCount(None, 8)")
         callers.probes.remove_target(callers.pids[0])
         assert callers.probes.add_target(os.getpid(), (7, "")) == 0  # in the place of the one that has gone
-        assert callers.probes.take_losses() == [((1000, ""), Counter.READ_FAULT, 1)]
+        assert callers.probes.owners.take_losses() == [((1000, ""), Counter.READ_FAULT, 1)]
         callers.probes.add_target(callers.pids[0], (7, ""))
         callers.call(0, "ncclCommCount(None, 8)")
 
