@@ -1,7 +1,9 @@
-"""Users and containers whose processes are traced together: no one's take the others' room, and what is lost of one's
-processes is no loss of another's jobs."""
+"""Users and containers whose processes are traced together. None fills a ring for the others, and what is lost of its
+processes concerns its own jobs only."""
 
 from __future__ import annotations
+
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,8 @@ OWNERS = 1024
 
 
 class Owners:
-    """Numbers owners for the kernel, and says there of how many processes are traced.
+    """Numbers owners for the kernel, and says there of how many processes are traced. Any thread may call: forks are
+    noticed on one of their own.
 
     Args:
         module: The programs' maps.
@@ -24,6 +27,7 @@ class Owners:
 
     def __init__(self, module: Module) -> None:
         self._module = module
+        self._lock = threading.Lock()
         self._of: dict[int, int] = {}
         self._numbers: dict[Owner, int] = {}
         self._lost: dict[int, NDArray[np.uint64]] = {}
@@ -32,34 +36,37 @@ class Owners:
 
     def add(self, pid: int, owner: Owner) -> int:
         """The number of a process's owner, from now on counted among those that are traced."""
-        number = 0
-        if owner[0] >= 0:
-            if owner not in self._numbers:
-                self._forget_gone()
-                free = set(range(1, OWNERS)).difference(self._numbers.values())
-                if not free:
-                    return self._place(pid, 0)
-                self._numbers[owner] = min(free)
-            number = self._numbers[owner]
-        return self._place(pid, number)
+        with self._lock:
+            number = self._number(owner)
+            self._of[pid] = number
+            self._publish()
+        return number
 
     def remove(self, pid: int) -> None:
         """A process is not traced any more."""
-        if self._of.pop(pid, None) is not None:
-            self._publish()
+        with self._lock:
+            if self._of.pop(pid, None) is not None:
+                self._publish()
 
     def take_losses(self) -> list[tuple[Owner, Counter, int]]:
         """What the kernel lost of the owners' processes since the last call: whose, what, how many. Of processes whose
         owner is not known it is anybody's."""
-        found, self._gone = self._gone, []
-        for owner, number in [(UNKNOWN, 0), *self._numbers.items()]:
-            found += self._losses_of(owner, number)
+        with self._lock:
+            found, self._gone = self._gone, []
+            for owner, number in [(UNKNOWN, 0), *self._numbers.items()]:
+                found += self._losses_of(owner, number)
         return found
 
-    def _place(self, pid: int, number: int) -> int:
-        self._of[pid] = number
-        self._publish()
-        return number
+    def _number(self, owner: Owner) -> int:
+        if owner[0] < 0:
+            return 0
+        if owner not in self._numbers:
+            self._forget_gone()
+            free = set(range(1, OWNERS)).difference(self._numbers.values())
+            if not free:
+                return 0
+            self._numbers[owner] = min(free)
+        return self._numbers[owner]
 
     def _losses_of(self, owner: Owner, number: int) -> list[tuple[Owner, Counter, int]]:
         value = self._module["owners"].get(number)

@@ -47,6 +47,7 @@ from argus.capture.process.targets import Library
 from argus.capture.under_way import forget, in_progress
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import Counter
 from argus.system.privileges import lacking, needed
 from argus.system.resources import resource_dir
@@ -305,12 +306,12 @@ class Probes:
         """Whether calls of a process are let through."""
         return self._module["targets"].get(pid) is not None
 
-    def add_target(self, pid: int, owner: tuple[int, str] = (-1, "")) -> int:
+    def add_target(self, pid: int, owner: Owner = UNKNOWN) -> int:
         """Lets calls of a process through.
 
         Args:
             pid: The process.
-            owner: Its user and container, which share the rings with others. (-1, ""): not known.
+            owner: Its user and container, which share the rings with others.
 
         Returns:
             How many calls of it were seen, and not recorded, before.

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -348,6 +349,24 @@ def test_owners_are_numbered_and_those_that_left_forgotten() -> None:
     numbers = [made.add(100 + uid, (100 + uid, "")) for uid in range(owners.OWNERS)]
     assert len(set(numbers)) == owners.OWNERS - 3
     assert numbers[-1] == 0
+
+
+def test_the_kernel_hears_of_owners_in_their_order() -> None:
+    """Forks are noticed on a thread of their own: what it publishes last is what there is."""
+    published: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def publish(_: int, number: int) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=made.add, args=(2, (8, ""))))
+            threads[0].start()
+            threads[0].join(0.2)  # without a lock it is through by then
+        published.append(number)
+
+    made = owners.Owners({"owners_traced": SimpleNamespace(set=publish)})  # type: ignore[arg-type]
+    made.add(1, (7, ""))
+    threads[0].join(10)
+    assert published == [1, 2]
 
 
 CALLS = "import ctypes, sys\nlib = ctypes.CDLL(sys.argv[1])\nprint(flush=True)\n"
