@@ -231,7 +231,9 @@ struct argus_target {
 	u64 seq_refused;  /* the same for numbers of collectives */
 	u64 owner_refused; /* records that were not written, since they were above its owner's share of a ring */
 	s32 held[ARGUS_H_COUNT]; /* entries that are there now */
-	u32 owner;        /* whose it is: map "owners" */
+	u32 owner;        /* its user in its container: map "owners" */
+	u32 user;         /* its user in all containers: map "owners" */
+	u32 unused;
 };
 
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
@@ -264,13 +266,13 @@ enum argus_counter {
 	ARGUS_C_COUNT
 };
 
-/* A user in a container: map "owners". While several are traced, the processes of each fill one window of a ring after the
- * other. A window is over when all that was in the ring as it began has been read. */
-#define ARGUS_OWNERS 1024
+/* A user in a container, or in all of them: map "owners". While several are traced, the processes of each fill one window of
+ * a ring after the other. A window is over when all that was in the ring as it began has been read. */
+#define ARGUS_OWNERS 2048
 struct argus_owner {
 	u64 began[ARGUS_R_COUNT]; /* position in the ring up to which was written then */
 	u64 bytes[ARGUS_R_COUNT]; /* written since then */
-	u64 lost[ARGUS_C_COUNT];  /* losses of its processes, but those that are counted in argus_target */
+	u64 lost[ARGUS_C_COUNT];  /* losses of its processes in this container, but those that are counted in argus_target */
 };
 
 #endif

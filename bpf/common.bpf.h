@@ -44,8 +44,8 @@ BPF_HASH(group_depth, u32, u64, GROUPS_ENTRIES);
 BPF_HASH(targets, u32, struct argus_target, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count shows what came too early. */
 BPF_TABLE("lru_hash", u32, u64, strangers, 4096);
-/* Of how many owners processes are traced. Of one, nothing is shared. */
-BPF_ARRAY(owners_traced, u32, 1);
+/* Of how many owners, and of how many users, processes are traced. Of one, nothing is shared. */
+BPF_ARRAY(owners_traced, u32, 2);
 BPF_ARRAY(owners, struct argus_owner, ARGUS_OWNERS);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
 BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);
@@ -236,27 +236,50 @@ INLINE int within_budget(struct argus_target *target, u32 ring, u64 now, u64 cos
 
 INLINE u32 traced_owners(void)
 {
-	u32 first = 0, *number = owners_traced.lookup(&first);
+	u32 place = 0, *number = owners_traced.lookup(&place);
 	return number ? *number : 0;
 }
 
-/* Whether an owner may write so many bytes more: in a window as many as remain free (the dynamic threshold of Choudhury and
- * Hahne, 1998, with alpha = 1). One owner alone fills half a ring, of k each one in k + 1 parts, and one remains free. What
- * several CPUs write at the same moment may be more by a few records. */
+INLINE u32 traced_users(void)
+{
+	u32 place = 1, *number = owners_traced.lookup(&place);
+	return number ? *number : 0;
+}
+
+/* What one may write in a window: a multiple of what remains free (the dynamic threshold of Choudhury and Hahne, 1998). An
+ * owner as much as remains: one alone fills half a ring, of k each one in k + 1 parts, and one remains free. A user in all
+ * containers eight times as much: however many flood, one part in nine remains for other users. What several CPUs write at
+ * the same moment may be more by a few records. */
+#define USER_SHARE 8
+
+INLINE int has_share(struct argus_owner *whose, u32 ring, u64 read, u64 written, u64 bytes, u64 size, u32 multiple)
+{
+	if (read >= whose->began[ring]) {
+		whose->began[ring] = written;
+		whose->bytes[ring] = 0;
+	}
+	return whose->bytes[ring] + bytes + multiple * (written - read) <= multiple * size;
+}
+
+/* Whether a process may write so many bytes more: its owner has its share, and its user. */
 INLINE int within_share(struct argus_target *target, u32 ring, u64 read, u64 written, u64 bytes, u64 size)
 {
 	u32 number = target->owner;
-	struct argus_owner *owner = owners.lookup(&number);
+	struct argus_owner *owner = owners.lookup(&number), *user = 0;
 	if (!owner)
 		return 1;
 	bytes += RECORD_HEADER_BYTES;
-	if (read >= owner->began[ring]) {
-		owner->began[ring] = written;
-		owner->bytes[ring] = bytes;
-		return 1;
-	}
-	if (owner->bytes[ring] + bytes + (written - read) > size)
+	if (!has_share(owner, ring, read, written, bytes, size, 1))
 		return 0;
+	if (traced_users() > 1) {
+		number = target->user;
+		user = owners.lookup(&number);
+		if (user && user != owner) {
+			if (!has_share(user, ring, read, written, bytes, size, USER_SHARE))
+				return 0;
+			__sync_fetch_and_add(&user->bytes[ring], bytes);
+		}
+	}
 	__sync_fetch_and_add(&owner->bytes[ring], bytes);
 	return 1;
 }

@@ -25,6 +25,7 @@ int follow_fork(struct bpf_raw_tracepoint_args *ctx)
 	if (!whose)
 		return 0;
 	fresh.owner = whose->owner;
+	fresh.user = whose->user;
 	targets.update(&child, &fresh);
 	return 0;
 }

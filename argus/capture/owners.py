@@ -13,8 +13,9 @@ from argus.model import records
 from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import Counter
 
-OWNERS = 1024
-"""Room for so many (``ARGUS_OWNERS``). Those beyond share the first place with processes whose owner is not known."""
+OWNERS = 2048
+"""Room for so many owners and users (``ARGUS_OWNERS``). Those beyond share the first place with processes whose owner is
+not known."""
 
 
 class Owners:
@@ -28,19 +29,22 @@ class Owners:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._lock = threading.Lock()
-        self._of: dict[int, int] = {}
-        self._numbers: dict[Owner, int] = {}
+        self._of: dict[int, tuple[int, int]] = {}
+        self._numbers: dict[Owner | int, int] = {}
+        """Of owners, and of users in all their containers."""
         self._lost: dict[int, NDArray[np.uint64]] = {}
         """Of each number, what was lost until ``take_losses`` was called last."""
         self._gone: list[tuple[Owner, Counter, int]] = []
 
-    def add(self, pid: int, owner: Owner) -> int:
-        """The number of a process's owner, from now on counted among those that are traced."""
+    def add(self, pid: int, owner: Owner) -> tuple[int, int]:
+        """The numbers of a process's owner, and of its user in all containers. Both count among those that are traced from
+        now on."""
         with self._lock:
             number = self._number(owner)
-            self._of[pid] = number
+            self._of[pid] = number, 0  # not to be forgotten when room is made for the other
+            self._of[pid] = numbers = number, self._number(owner[0])
             self._publish()
-        return number
+        return numbers
 
     def remove(self, pid: int) -> None:
         """A process is not traced any more."""
@@ -54,19 +58,20 @@ class Owners:
         with self._lock:
             found, self._gone = self._gone, []
             for owner, number in [(UNKNOWN, 0), *self._numbers.items()]:
-                found += self._losses_of(owner, number)
+                if not isinstance(owner, int):
+                    found += self._losses_of(owner, number)
         return found
 
-    def _number(self, owner: Owner) -> int:
-        if owner[0] < 0:
+    def _number(self, whose: Owner | int) -> int:
+        if (whose if isinstance(whose, int) else whose[0]) < 0:
             return 0
-        if owner not in self._numbers:
+        if whose not in self._numbers:
             self._forget_gone()
             free = set(range(1, OWNERS)).difference(self._numbers.values())
             if not free:
                 return 0
-            self._numbers[owner] = min(free)
-        return self._numbers[owner]
+            self._numbers[whose] = min(free)
+        return self._numbers[whose]
 
     def _losses_of(self, owner: Owner, number: int) -> list[tuple[Owner, Counter, int]]:
         value = self._module["owners"].get(number)
@@ -78,9 +83,12 @@ class Owners:
         return [(owner, Counter(which), int(new[which])) for which in np.flatnonzero(new).tolist()]
 
     def _forget_gone(self) -> None:
-        there = set(self._of.values())
-        for owner in [owner for owner, number in self._numbers.items() if number not in there]:
-            self._gone += self._losses_of(owner, self._numbers.pop(owner))
+        there = {number for numbers in self._of.values() for number in numbers}
+        for whose, number in [each for each in self._numbers.items() if each[1] not in there]:
+            del self._numbers[whose]
+            if not isinstance(whose, int):
+                self._gone += self._losses_of(whose, number)
 
     def _publish(self) -> None:
-        self._module["owners_traced"].set(0, len(set(self._of.values())))
+        for place, numbers in enumerate(zip(*self._of.values(), strict=True) if self._of else ((), ())):
+            self._module["owners_traced"].set(place, len(set(numbers)))

@@ -316,10 +316,10 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        number = self.owners.add(pid, owner)
+        number, user = self.owners.add(pid, owner)
         if self.forks != "on" or not self.is_target(pid):
             target = np.zeros(1, records.TARGET)
-            target["owner"] = number
+            target["owner"], target["user"] = number, user
             self._module["targets"].set(pid, target.tobytes())
         strangers = self._module["strangers"]
         missed = strangers.get(pid)

@@ -334,21 +334,62 @@ def test_no_owner_fills_a_ring_for_the_others(shared: bool, monkeypatch: pytest.
         assert len(probes.launches.drain()) == 400
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("other", [True, False])
+def test_a_user_with_many_containers_leaves_a_part_of_a_ring_to_others(
+    other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of his 16 containers has a share of the ring: they would leave one part in 17."""
+    monkeypatch.setattr(bpf, "RECORDS_S", 100)
+    library, _ = own_library("getppid")
+    with contextlib.ExitStack() as stack:
+        *flood, honest = (stack.enter_context(running("/usr/bin/python3", "-c", CALLER)) for _ in range(17))
+        for process in (*flood, honest):
+            assert process.stdout is not None
+            process.stdout.readline()
+        probes = Probes(launch_ring_bytes=1 << 18)
+        stack.callback(probes.close)
+        for number, process in enumerate(flood):
+            probes.add_target(process.pid, (1000, f"pod {number}"))
+        probes.add_target(honest.pid, (1001 if other else 1000, "pod"))
+        probes.attach(library, None)
+        for process in flood:
+            call(process, 4000)
+        room = (1 << 18) / (records.LAUNCH.itemsize + HEADER_BYTES)
+        call(honest, int(room / 2 / 9) - 4)  # half of what is free: then it has as much as remains
+        seen = probes.launches.drain()
+        of_honest = int((seen["pid"] == honest.pid).sum())
+        of_flood = len(seen) - of_honest
+        if other:
+            assert of_honest == int(room / 2 / 9) - 4
+            assert room * (8 / 9 - 0.01) <= of_flood <= room * (8 / 9 + 0.01)
+        else:  # there is nobody to whom he leaves it
+            assert of_flood >= room * (16 / 17 - 0.01)
+        assert probes.counters()[Counter.LAUNCHES_DROPPED] == 0
+
+
 def test_owners_are_numbered_and_those_that_left_forgotten() -> None:
-    published: list[int] = []
+    published: dict[int, int] = {}
     there = SimpleNamespace(get=lambda number: bytes(records.OWNER.itemsize))
-    module: Any = {"owners_traced": SimpleNamespace(set=lambda key, value: published.append(value)), "owners": there}
+    module: Any = {"owners_traced": SimpleNamespace(set=published.__setitem__), "owners": there}
     made = owners.Owners(module)
-    assert [made.add(1, (7, "")), made.add(2, (7, "")), made.add(3, (7, "pod")), made.add(4, (8, ""))] == [1, 1, 2, 3]
-    assert published == [1, 1, 2, 3]
+    assert [made.add(1, (7, "")), made.add(2, (7, ""))] == [(1, 2), (1, 2)]
+    assert published == {0: 1, 1: 1}
+    assert [made.add(3, (7, "pod")), made.add(4, (8, ""))] == [(3, 2), (4, 5)]
+    assert published == {0: 3, 1: 2}
     for pid in (1, 2, 2):
         made.remove(pid)
-    assert published[-1] == 2
-    assert made.add(5, (9, "")) == 1  # that of the one that left
-    assert made.add(6, (-1, "")) == 0
+    assert published == {0: 2, 1: 2}
+    assert made.add(5, (7, "new")) == (1, 2)  # that of the one that left
+    assert made.add(6, (-1, "")) == (0, 0)
+    for pid in (3, 4, 5, 6):
+        made.remove(pid)
+    assert published == {0: 0, 1: 0}
+    # Room is made with one number of two given.
     numbers = [made.add(100 + uid, (100 + uid, "")) for uid in range(owners.OWNERS)]
-    assert len(set(numbers)) == owners.OWNERS - 3
-    assert numbers[-1] == 0
+    given = [number for both in numbers for number in both if number]
+    assert sorted(given) == list(range(1, owners.OWNERS))
+    assert numbers[-1] == (0, 0)
 
 
 def test_the_kernel_hears_of_owners_in_their_order() -> None:
@@ -356,7 +397,9 @@ def test_the_kernel_hears_of_owners_in_their_order() -> None:
     published: list[int] = []
     threads: list[threading.Thread] = []
 
-    def publish(_: int, number: int) -> None:
+    def publish(place: int, number: int) -> None:
+        if place:
+            return  # of users
         if not threads:
             threads.append(threading.Thread(target=made.add, args=(2, (8, ""))))
             threads[0].start()
