@@ -14,8 +14,8 @@ from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import Counter
 
 OWNERS = 2048
-"""Room for so many owners and users (``ARGUS_OWNERS``). Those beyond share the first place with processes whose owner is
-not known."""
+"""Room for so many owners and users (``ARGUS_OWNERS``). Those beyond share the first place with processes whose owner
+is not known."""
 
 
 class Owners:
@@ -37,8 +37,8 @@ class Owners:
         self._gone: list[tuple[Owner, Counter, int]] = []
 
     def add(self, pid: int, owner: Owner) -> tuple[int, int]:
-        """The numbers of a process's owner, and of its user in all containers. Both count among those that are traced from
-        now on."""
+        """The numbers of a process's owner, and of its user in all containers. Both count among those that are traced
+        from now on."""
         with self._lock:
             number = self._number(owner)
             self._of[pid] = number, 0  # not to be forgotten when room is made for the other

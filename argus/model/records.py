@@ -177,8 +177,8 @@ TARGET = np.dtype(
 order of ``enum argus_held``."""
 
 OWNER = np.dtype([("began", "<u8", (5,)), ("bytes", "<u8", (5,)), ("lost", "<u8", (len(Counter),))])
-"""``struct argus_owner``: what the processes of a user in a container, or in all of them, wrote into the rings, and what
-was lost of it, by ``Counter``."""
+"""``struct argus_owner``: what the processes of a user in a container, or in all of them, wrote into the rings, and
+what was lost of it, by ``Counter``."""
 
 
 LOSS_COUNTERS = frozenset(
