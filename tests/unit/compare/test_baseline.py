@@ -57,6 +57,7 @@ def test_healthy_runs_are_learned_and_a_slow_one_is_found(store: Store) -> None:
     assert run(store, "other-6", 6, "void=0.08")["status"] == "healthy", "another class has no baseline"
 
 
+@pytest.mark.thorough
 def test_who_has_to_act_follows_from_what_became_longer(store: Store) -> None:
     for number in (1, 2, 3):
         learn(store, run(store, "llama", number, kernels=4))
@@ -122,6 +123,7 @@ def test_a_slow_run_that_was_learned_first_is_taken_out_once_others_show_it(stor
     assert run(store, "llama", 5, "void=0.08")["findings"][0]["kind"] == "regression"
 
 
+@pytest.mark.thorough
 def test_a_job_that_moved_to_other_gpus_is_not_compared_and_says_so(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:

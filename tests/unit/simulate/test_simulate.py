@@ -423,6 +423,7 @@ def test_stalls_beside_another_fault(shared: Store) -> None:
     )
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(
     ("fault", "dp", "run"), [("quiet:ranks=6:from=40", 4, 89), ("loud:ranks=6", 4, 91), ("loud:ranks=2:from=40", 1, 92)]
 )

@@ -19,6 +19,7 @@ def verdict_on(store: Store, job: str, mesh: Mesh, steps: int, fault: str = "") 
     return diagnose_store(store, job, 1, keep=False)
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize(("mesh", "fault", "kind"), [
     (Mesh(dp=8), "data_loading:loud:ranks=3", "data_loading"),
     (Mesh(dp=8), "kernel_issue_stall:loud:ranks=3", "kernel_issue_stall"),

@@ -78,6 +78,7 @@ def test_both_ranks_of_each_real_hang_are_named(name: str, url: str, capsys: pyt
     assert set(finding["ranks"]) & set(finding["collective"]["missing"])
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
 @pytest.mark.parametrize("without", [slice(0, 1), slice(1, 2), slice(0, 2)])
 def test_ranks_at_fault_that_left_no_dump_are_named(

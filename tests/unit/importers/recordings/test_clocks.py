@@ -277,6 +277,7 @@ def test_recordings_of_few_steps(tmp_path: Path, url: str, capsys: pytest.Captur
     assert "5 whole steps were seen, 10 are needed" in found["reason"]
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_slow_link_of_groups_that_only_send_and_receive(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], victim: int
