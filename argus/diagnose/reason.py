@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from argus.diagnose.case import MIN_STEPS, MOST_CALLS, Case
 from argus.diagnose.causes.activity import activities, describe
 from argus.diagnose.iteration.hang import PLACES_S
+from argus.diagnose.iteration.logged_growth import lacking
 from argus.diagnose.iteration.regression import least_growth
 from argus.diagnose.ranks import links
 from argus.diagnose.ranks.lateness import RECENT_STEPS, find_episode
@@ -28,6 +30,8 @@ EPISODE = 0.1
 APART, MOSTLY = 1.5, 0.6
 """A rank comes last to a collective where any other is in it for so many times as long; it is mentioned if it does so
 in such a share of them."""
+MOST_MISSING = 1000
+"""Ranks of a gap that are counted."""
 REFERENCES = 16
 """Processes of which it is asked what they do."""
 
@@ -72,6 +76,8 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
             verdict["reason"] = f"nothing slows the job down in the rows that count, but others were left out: {lost}"
         elif unknown := unknown_partners(case):
             verdict["reason"] = unknown
+        elif missing := _missing(case):
+            verdict["reason"] = missing
         else:
             verdict["status"], verdict["reason"] = "healthy", _of_healthy(case, now_ns)
     verdict["reason"] = _joined(verdict["reason"], notes.history)
@@ -163,6 +169,20 @@ def _too_small(durations: NDArray[np.float64], least: str) -> str:
     if not np.isfinite(growth):
         text = f"in {len(durations)} steps a change may have been missed unless the GPUs' own times show it, too"
     return f"{text}, as may {least}" if least else text
+
+
+def _missing(case: Case) -> str:
+    """That ranks between others are not stored, or not in the newest steps of a log, a clause; empty: none lack. Ranks
+    before the first one may be another job's, or numbers may begin at 1."""
+    ranks = sorted(case.hosts)
+    logged = case.notes.logged
+    if logged is not None and (unseen := [rank for rank in logged.unseen if rank > ranks[0]]):
+        return lacking(unseen, "in the log of the newest steps")
+    gaps = [range(low + 1, high) for low, high in pairwise(ranks) if high > low + 1]
+    if not gaps:
+        return ""
+    missing = [rank for gap in gaps for rank in gap[:MOST_MISSING]]
+    return lacking(missing, f"among those stored ({ranks[0]} to {ranks[-1]})")
 
 
 def is_alone(query: Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:

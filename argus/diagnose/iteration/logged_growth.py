@@ -3,6 +3,7 @@ log can show that no single rank is behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argus.diagnose.case import ALIKE_TIMES, Case, evidence
@@ -94,9 +95,7 @@ def whose(case: Case, growth: Growth) -> str:
     if logged.leads is None:
         return f"; {ALIKE_TIMES}"
     if logged.unseen:
-        is_, which = ("is", "it") if len(logged.unseen) == 1 else ("are", "one of them")
-        lacking = f"{ranks_text(logged.unseen)} {is_} not in the log of the newest steps"
-        return f"; {lacking}: whether {which} holds up the others is not known"
+        return f"; {lacking(logged.unseen, 'in the log of the newest steps')}"
     if logged.partial and (not growth.phase or growth.phase in logged.waits):
         contain = "contains" if len(logged.waits) == 1 else "contain"
         return (
@@ -104,6 +103,12 @@ def whose(case: Case, growth: Growth) -> str:
             "and one that is slower inside would not show"
         )
     return NOBODY
+
+
+def lacking(ranks: Sequence[int], place: str) -> str:
+    """That ranks are not there, a clause, and what therefore is not known."""
+    is_, which = ("is", "it") if len(ranks) == 1 else ("are", "one of them")
+    return f"{ranks_text(ranks)} {is_} not {place}: whether {which} holds up the others is not known"
 
 
 def _called(phase: str) -> str:

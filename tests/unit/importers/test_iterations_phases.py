@@ -442,6 +442,26 @@ def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys
     assert "of a step) more than it did" in found["reason"]
 
 
+@pytest.mark.parametrize("timers", [True, False])
+@pytest.mark.parametrize(("gone", "reason"), [
+    (2, "rank 2 is not {}: whether it holds up the others is not known"),
+    (0, ""),  # a log may number ranks from 1 on, or be of a part of a job
+])  # fmt: skip
+def test_a_job_without_a_rank_is_not_called_healthy(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], gone: int, reason: str, timers: bool
+) -> None:
+    log = table(make(LAYOUTS["wait inside compute"], seed=3))
+    pq.write_table(log.filter(pc.not_equal(log["rank"], gone)), tmp_path / "log.parquet")
+    assert imported(url, tmp_path / "log.parquet", options=OPTIONS if timers else OPTIONS[:8]) == 0
+    found = verdict(url, capsys)
+    assert not found["findings"]
+    if reason:
+        place = "in the log of the newest steps" if timers else "among those stored (0 to 15)"
+        assert (found["status"], found["reason"]) == ("inconclusive", reason.format(place))
+    else:
+        assert found["status"] == "healthy"
+
+
 SOURCE = ["--rank-column", "rank", "--step-column", "step", "--duration-column", "step_ms", "--unit", "ms",
           "--phase", "data_loading=data_ms", "--phase", "compute=compute_ms", "--phase", "communication=comm_ms",
           "--phase", "waiting=wait_ms", "--time-column", "ts"]  # fmt: skip
