@@ -271,8 +271,8 @@ INLINE int within_share(struct argus_target *target, u32 ring, u64 read, u64 wri
 	bytes += RECORD_HEADER_BYTES;
 	if (!has_share(owner, ring, read, written, bytes, size, 1))
 		return 0;
-	if (traced_users() > 1) {
-		number = target->user;
+	number = target->user;
+	if (number && traced_users() > 1) {
 		user = owners.lookup(&number);
 		if (user && user != owner) {
 			if (!has_share(user, ring, read, written, bytes, size, USER_SHARE))

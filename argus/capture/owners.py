@@ -14,8 +14,8 @@ from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import Counter
 
 OWNERS = 2048
-"""Room for so many owners and users (``ARGUS_OWNERS``). Those beyond share the first place with processes whose owner
-is not known."""
+"""Room for so many owners and users (``ARGUS_OWNERS``). Owners beyond share the first place with processes whose
+owner is not known; users beyond have no bound besides their owners'."""
 
 
 class Owners:
@@ -40,11 +40,13 @@ class Owners:
         """The numbers of a process's owner, and of its user in all containers. Both count among those that are traced
         from now on."""
         with self._lock:
-            number = self._number(owner)
-            self._of[pid] = number, 0  # not to be forgotten when room is made for the other
-            self._of[pid] = numbers = number, self._number(owner[0])
+            self._of[pid] = 0, 0
+            if owner[0] >= 0:
+                number = self._number(owner)
+                self._of[pid] = number, 0  # not to be forgotten when room is made for the other
+                self._of[pid] = number, self._number(owner[0])
             self._publish()
-        return numbers
+            return self._of[pid]
 
     def remove(self, pid: int) -> None:
         """A process is not traced any more."""
@@ -63,8 +65,6 @@ class Owners:
         return found
 
     def _number(self, whose: Owner | int) -> int:
-        if (whose if isinstance(whose, int) else whose[0]) < 0:
-            return 0
         if whose not in self._numbers:
             self._forget_gone()
             free = set(range(1, OWNERS)).difference(self._numbers.values())
@@ -90,5 +90,5 @@ class Owners:
                 self._gone += self._losses_of(whose, number)
 
     def _publish(self) -> None:
-        for place, numbers in enumerate(zip(*self._of.values(), strict=True) if self._of else ((), ())):
-            self._module["owners_traced"].set(place, len(set(numbers)))
+        for place in (0, 1):
+            self._module["owners_traced"].set(place, len({numbers[place] for numbers in self._of.values()}))

@@ -31,7 +31,7 @@ APART, MOSTLY = 1.5, 0.6
 """A rank comes last to a collective where any other is in it for so many times as long; it is mentioned if it does so
 in such a share of them."""
 MOST_MISSING = 1000
-"""Ranks of a gap that are counted."""
+"""Ranks that are named one by one."""
 REFERENCES = 16
 """Processes of which it is asked what they do."""
 
@@ -181,8 +181,9 @@ def _missing(case: Case) -> str:
     gaps = [range(low + 1, high) for low, high in pairwise(ranks) if high > low + 1]
     if not gaps:
         return ""
-    missing = [rank for gap in gaps for rank in gap[:MOST_MISSING]]
-    return lacking(missing, f"among those stored ({ranks[0]} to {ranks[-1]})")
+    if (number := sum(map(len, gaps))) > MOST_MISSING:
+        return f"{number} of ranks {ranks[0]} to {ranks[-1]} are not stored"
+    return lacking([rank for gap in gaps for rank in gap], f"among those stored ({ranks[0]} to {ranks[-1]})")
 
 
 def is_alone(query: Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:

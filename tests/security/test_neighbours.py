@@ -291,6 +291,15 @@ def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPat
             probes.close()
 
 
+def callers(stack: contextlib.ExitStack, number: int) -> list[subprocess.Popen[bytes]]:
+    """Processes that wait to be told how often to call."""
+    found = [stack.enter_context(running("/usr/bin/python3", "-c", CALLER)) for _ in range(number)]
+    for process in found:
+        assert process.stdout is not None
+        process.stdout.readline()
+    return found
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("shared", [True, False])
 def test_no_owner_fills_a_ring_for_the_others(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,10 +307,7 @@ def test_no_owner_fills_a_ring_for_the_others(shared: bool, monkeypatch: pytest.
     monkeypatch.setattr(bpf, "RECORDS_S", 100)
     library, _ = own_library("getppid")
     with contextlib.ExitStack() as stack:
-        *flood, honest = (stack.enter_context(running("/usr/bin/python3", "-c", CALLER)) for _ in range(6))
-        for process in (*flood, honest):
-            assert process.stdout is not None
-            process.stdout.readline()
+        *flood, honest = callers(stack, 6)
         probes = Probes(launch_ring_bytes=1 << 18)
         stack.callback(probes.close)
         for process in flood:
@@ -339,14 +345,11 @@ def test_no_owner_fills_a_ring_for_the_others(shared: bool, monkeypatch: pytest.
 def test_a_user_with_many_containers_leaves_a_part_of_a_ring_to_others(
     other: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of his 16 containers has a share of the ring: they would leave one part in 17."""
+    """Each of the user's 16 containers has a share of the ring: they would leave one part in 17."""
     monkeypatch.setattr(bpf, "RECORDS_S", 100)
     library, _ = own_library("getppid")
     with contextlib.ExitStack() as stack:
-        *flood, honest = (stack.enter_context(running("/usr/bin/python3", "-c", CALLER)) for _ in range(17))
-        for process in (*flood, honest):
-            assert process.stdout is not None
-            process.stdout.readline()
+        *flood, honest = callers(stack, 17)
         probes = Probes(launch_ring_bytes=1 << 18)
         stack.callback(probes.close)
         for number, process in enumerate(flood):
@@ -366,6 +369,26 @@ def test_a_user_with_many_containers_leaves_a_part_of_a_ring_to_others(
         else:  # there is nobody to whom he leaves it
             assert of_flood >= room * (16 / 17 - 0.01)
         assert probes.counters()[Counter.LAUNCHES_DROPPED] == 0
+
+
+@pytest.mark.kernel
+def test_a_user_for_whom_there_is_no_room_takes_nothing_from_unknown_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpf, "RECORDS_S", 100)
+    monkeypatch.setattr(owners, "OWNERS", 4)
+    library, _ = own_library("getppid")
+    with contextlib.ExitStack() as stack:
+        first, *flood, unknown = callers(stack, 6)
+        probes = Probes(launch_ring_bytes=1 << 18)
+        stack.callback(probes.close)
+        probes.add_target(first.pid, (1000, ""))
+        for process in flood:
+            probes.add_target(process.pid, (1001, ""))  # the last number is its owner's
+        probes.add_target(unknown.pid)
+        probes.attach(library, None)
+        for process in flood:
+            call(process, 5000)
+        call(unknown, 400)
+        assert int((probes.launches.drain()["pid"] == unknown.pid).sum()) == 400
 
 
 def test_owners_are_numbered_and_those_that_left_forgotten() -> None:

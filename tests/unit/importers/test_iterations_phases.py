@@ -462,6 +462,14 @@ def test_a_job_without_a_rank_is_not_called_healthy(
         assert found["status"] == "healthy"
 
 
+def test_many_ranks_that_lack_are_counted(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = table(make(LAYOUTS["wait inside compute"], seed=3))
+    ranks = pc.if_else(pc.equal(log["rank"], 15), 5000, log["rank"])
+    pq.write_table(log.set_column(log.column_names.index("rank"), "rank", ranks), tmp_path / "log.parquet")
+    assert imported(url, tmp_path / "log.parquet", options=OPTIONS[:8]) == 0
+    assert verdict(url, capsys)["reason"] == "4985 of ranks 0 to 5000 are not stored"
+
+
 SOURCE = ["--rank-column", "rank", "--step-column", "step", "--duration-column", "step_ms", "--unit", "ms",
           "--phase", "data_loading=data_ms", "--phase", "compute=compute_ms", "--phase", "communication=comm_ms",
           "--phase", "waiting=wait_ms", "--time-column", "ts"]  # fmt: skip
