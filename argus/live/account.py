@@ -35,9 +35,9 @@ class Account:
         self._began_ns = time.monotonic_ns()
         self._before = resource.getrusage(resource.RUSAGE_CHILDREN)
 
-    def started(self) -> None:
-        """The command begins now; other children of this process were waited for."""
-        self._began_ns = time.monotonic_ns()
+    def started(self, began_ns: int) -> None:
+        """The command has begun, at ``began_ns`` of CLOCK_MONOTONIC; other children of this process were waited for."""
+        self._began_ns = began_ns
         self._before = resource.getrusage(resource.RUSAGE_CHILDREN)
 
     def ended(self, code: int) -> None:

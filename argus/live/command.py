@@ -339,11 +339,13 @@ def run(
         ArgusError: It cannot be started; the exit code is a shell's.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_HANDED_ON, signal.SIGCHLD})
+    began_ns = mmap.mmap(-1, 8)
 
     def begin() -> None:
         time.sleep(_FOLLOWED_S)
         files.share()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        began_ns[:] = time.monotonic_ns().to_bytes(8, sys.byteorder)
 
     try:
         # As root it could not become root again: ids are only set where they differ.
@@ -363,7 +365,8 @@ def run(
         except (OSError, subprocess.SubprocessError) as failure:
             raise ArgusError(f"{command[0]}: {failure}", "", NOT_EXECUTABLE) from failure
         if account is not None:
-            account.started()
+            # Not by this process's clock: it may get a CPU long after the command has.
+            account.started(int.from_bytes(began_ns[:], sys.byteorder))
         code = _wait(child)
         if account is not None:
             account.ended(code)
