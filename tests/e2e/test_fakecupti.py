@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -701,3 +702,5 @@ def test_the_log_of_operations_records_what_ran_while_nobody_watched(fakegpu, tm
         assert np.isin(kernels["name"], nccl).sum() >= 12
         assert (ran["end_ns"] >= ran["transfer_ns"]).all()
         assert (ran["transfer_ns"] >= ran["start_ns"]).all()
+        called, before_ns = ran["called_ns"], time.monotonic_ns() - int(60e9)
+        assert ((before_ns < called) & (called <= ran["start_ns"])).all()

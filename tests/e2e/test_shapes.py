@@ -203,15 +203,17 @@ def timeline(folder: Path, shape: str, pid: int, edges: NDArray[np.int64]) -> di
         parts.append(("all_to_all", start, end, pairs))
     else:
         parts += [("send_recv", transfer, end, pairs), ("pipeline_bubble", start, transfer, pairs)]
-    # The parameters, on their way to the host, and what the program does with them before it goes on.
+    # The parameters, on their way to the host, and what the program does with them before it goes on: a thread may lose
+    # its CPU in the call that launches, so the operation's own start is later.
     saved = (ops["copy"] == 2) & (ops["bytes"] > 1 << 20)
     batch = ops["copy"] == 1
     ends, starts = np.sort(end), np.append(np.sort(start), end.max() + 1)
-    following = starts[np.searchsorted(starts, end)]
+    by_start = np.argsort(start)
+    following = np.append(ops["called_ns"][by_start], starts[-1])[np.searchsorted(starts, end)]
     idle_since = np.append(0, ends)[np.searchsorted(ends, start, side="right")]
     parts += [
         ("memcpy", start, end, ~kernel & ~saved),
-        ("checkpoint", start, following, saved),
+        ("checkpoint", start, np.maximum(end, following), saved),
         ("data_loading", idle_since, start, batch),
     ]
     found: dict[str, NDArray[np.int64]] = {}

@@ -64,7 +64,7 @@ def ops_log(path: str | os.PathLike[str], pid: int) -> tuple[Any, list[str]]:
     """
     import numpy as np
 
-    fields = [(field, "<i8") for field in ("start_ns", "transfer_ns", "end_ns")]
+    fields = [(field, "<i8") for field in ("called_ns", "start_ns", "transfer_ns", "end_ns")]
     fields += [(field, "<u8") for field in ("correlation", "bytes")]
     fields += [(f, "<u4") for f in ("kind", "copy", "device", "stream", "name", "graph", "graph_node", "unused")]
     log = f"{os.fspath(path)}.{pid}"

@@ -179,6 +179,7 @@ static void fill_record(const struct stream *stream, const struct op *op, struct
         .kind = op->kind == OP_COPY ? FAKEGPU_COPY : op->kind == OP_SET ? FAKEGPU_SET : FAKEGPU_KERNEL,
         .copy = op->copy,
         .name = op->name,
+        .called_ns = op->called_ns,
         .queued_ns = op->queued_ns,
         .start_ns = op->start_ns,
         .end_ns = op->end_ns,
@@ -385,11 +386,13 @@ void fakegpu_deliver(void) {
 
 static _Atomic uint64_t last_correlation;
 static __thread uint64_t current_correlation __attribute__((tls_model("initial-exec")));
+static __thread int64_t called_ns __attribute__((tls_model("initial-exec")));
 
 void fakegpu_enter(struct fakegpu_call *call) {
     call->outer = current_correlation;
     call->correlation = call->outer ? call->outer : ++last_correlation;
     current_correlation = call->correlation;
+    if (!call->outer && settings.ops_log[0]) called_ns = now_ns();
     const struct fakegpu_observer *to = observer;
     if (!to || (!to->enter && !to->leave)) return;
     call->start_ns = now_ns();
@@ -500,6 +503,7 @@ static void append(struct stream *stream, const struct op *op) {
     struct op *slot = &stream->ring[stream->queued % QUEUE_LENGTH];
     *slot = *op;
     slot->queued_ns = now_ns();
+    slot->called_ns = current_correlation ? called_ns : slot->queued_ns;
     stream->queued++;
     if (queue_observer) tell_queued(stream, slot);
     ops_log_open();

@@ -30,7 +30,7 @@ struct op {
     const char *name;
     uint64_t correlation, bytes;
     uint32_t grid[3], block[3], shared_bytes;
-    int64_t queued_ns, duration_ns, start_ns, transfer_ns, end_ns;
+    int64_t called_ns, queued_ns, duration_ns, start_ns, transfer_ns, end_ns;
     union {
         struct fakegpu_remote *remote;
         struct graph_exec *graph;

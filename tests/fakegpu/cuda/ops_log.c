@@ -10,7 +10,7 @@
 #include "settings.h"
 
 struct entry {
-    int64_t start_ns, transfer_ns, end_ns;
+    int64_t called_ns, start_ns, transfer_ns, end_ns;
     uint64_t correlation, bytes;
     uint32_t kind, copy, device, stream, name, graph, graph_node, unused;
 };
@@ -66,7 +66,7 @@ static void write_out(void) {
 
 void ops_log_add(const struct fakegpu_record *op, uint32_t name) {
     entries[count++] = (struct entry){
-        op->start_ns, op->transfer_ns, op->end_ns, op->correlation, op->bytes, (uint32_t)op->kind, (uint32_t)op->copy,
+        op->called_ns, op->start_ns, op->transfer_ns, op->end_ns, op->correlation, op->bytes, (uint32_t)op->kind, (uint32_t)op->copy,
         op->device, op->stream, name, op->graph, op->graph_node, 0,
     };
     if (count == sizeof entries / sizeof *entries) write_out();

@@ -36,6 +36,7 @@ struct fakegpu_record {
     enum fakegpu_kind kind;
     enum fakegpu_copy copy;
     const char *name; /* of a kernel; valid as long as the process */
+    int64_t called_ns; /* with FAKEGPU_OPS_LOG: when the outermost call that queued it began */
     int64_t queued_ns, start_ns, end_ns;
     int64_t transfer_ns; /* collectives: when the last rank arrived and data began to move; else start_ns */
     uint64_t correlation;
