@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import stat
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from argus.health.run import run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import counted, harmless
 from argus.system import debug, files, secrets
+from argus.system.host import host_name
 
 from .options import CountRange, format_option, store_option
 from .suggest import SuggestingGroup
@@ -281,7 +281,7 @@ def _report(settings: Settings, days: int) -> list[NodeReport]:
 
 
 def _trend(settings: Settings, output_format: str) -> int:
-    host = platform.node()
+    host = host_name()
     nodes = [node for node in _report(settings, 28) if node.host == host]
     reasons = [reason for node in nodes for reason in node.reasons if reason.kind in ("trend", "facts", "recent")]
     if output_format == "json":
