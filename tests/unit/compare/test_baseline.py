@@ -100,6 +100,7 @@ def test_a_run_that_was_taken_out_stays_out(store: Store) -> None:
     assert stored_profile(store, "llama", 1).run == 1
 
 
+@pytest.mark.thorough
 def test_a_learned_run_that_is_found_faulty_later_is_taken_out(store: Store) -> None:
     verdict = run(store, "llama", 1)
     learn(store, verdict)
@@ -114,6 +115,7 @@ def test_a_learned_run_that_is_found_faulty_later_is_taken_out(store: Store) -> 
     assert not learn(store, {**verdict, "run": 2}), "it does not come back by itself"
 
 
+@pytest.mark.thorough
 def test_a_slow_run_that_was_learned_first_is_taken_out_once_others_show_it(store: Store) -> None:
     """Nothing was there to compare it with. As a baseline it would hide that a later run is as slow."""
     assert learn(store, run(store, "llama", 1, "void=0.08"))
@@ -145,6 +147,7 @@ def test_a_job_that_moved_to_other_gpus_is_not_compared_and_says_so(
     assert "llama  4 ranks (dp4)  A100  llama@4" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_long_steps_that_no_baseline_has_are_in_the_reason(store: Store) -> None:
     """Two steps in a hundred take a quarter longer: half a percent of the time, and no finding."""
 
@@ -188,6 +191,7 @@ def test_only_a_whole_healthy_run_is_learned(store: Store, lacks: str) -> None:
     assert not learn(store, verdict)
 
 
+@pytest.mark.thorough
 def test_baselines_are_listed_by_pattern_and_a_job_that_is_not_stored_is_an_error(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -218,6 +218,7 @@ def test_a_short_recording_of_gpus(shared: Store) -> None:
     assert second.startswith("Rank 1 computes 1.33 times as long as rank 0")
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(("steps", "status"), [(5, "inconclusive"), (40, "healthy")])
 def test_a_job_on_several_hosts_has_it_as_well(shared: Store, steps: int, status: str) -> None:
     job = f"two hosts, {steps}"

@@ -143,6 +143,7 @@ JOBS: dict[str, tuple[Callable[[Store, str, Path, pytest.MonkeyPatch], None], st
 """Of each detector: what stores a job that it explains, and the kind of what it finds there."""
 
 
+@pytest.mark.thorough(first=5)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_that_only_this_detector_explains(
     shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -69,6 +69,7 @@ def test_slices_that_only_overlap_take_another_track_of_the_same_name(tmp_path: 
     assert first.parent == 0 or second.parent in shown.tracks
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("seed", range(5))
 def test_any_slices_nest(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packets, "MOST_LANES", 20)

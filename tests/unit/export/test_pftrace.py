@@ -242,6 +242,7 @@ def test_stacks_across_pieces(store: Store, tmp_path: Path, monkeypatch: pytest.
     assert len(shown.category("stack")) == 3 + 5, "a chain of rows is not kept without end"
 
 
+@pytest.mark.thorough
 def test_hosts_are_on_one_clock_and_say_how_exactly(store: Store, tmp_path: Path) -> None:
     """Host 1 is 7 ms ahead, and was attached to 600 ms later: its steps have other numbers."""
     world = World(per_host=2, hosts=2, steps=40, attach_ms=(0.0, 600.0, 0.0))

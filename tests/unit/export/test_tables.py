@@ -182,6 +182,7 @@ def test_csv_is_inert_and_whole(store: Store, tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "p.parquet")["thread"][0].as_py().startswith("=bad\ufffd")
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("table", ["kernel_events", "kernel_groups", "step_times", "communicators"])
 def test_pieces_are_the_whole(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
     """In order of time, by step, or by all columns; also where many rows are of one ns."""

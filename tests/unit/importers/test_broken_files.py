@@ -118,6 +118,7 @@ def test_damaged_traces(tmp_path_factory: pytest.TempPathFactory, damage: Any, p
     one_line(lambda: [kineto.read(path, 0)])
 
 
+@pytest.mark.thorough
 @cases
 @given(
     st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(FIELDS + ARGUMENTS), VALUES), min_size=1, max_size=30),
@@ -153,6 +154,7 @@ def test_damaged_exports(tmp_path_factory: pytest.TempPathFactory, damage: Any) 
     one_line(lambda: nsys.read(path, 0))
 
 
+@pytest.mark.thorough
 @cases
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000), VALUES), min_size=1, max_size=12))
 def test_exports_with_odd_values(tmp_path_factory: pytest.TempPathFactory, changes: Any) -> None:

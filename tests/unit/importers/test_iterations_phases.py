@@ -442,6 +442,7 @@ def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys
     assert "of a step) more than it did" in found["reason"]
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("timers", [True, False])
 @pytest.mark.parametrize(("gone", "reason"), [
     (2, "rank 2 is not {}: whether it holds up the others is not known"),

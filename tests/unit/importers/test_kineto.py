@@ -688,6 +688,7 @@ def agreement(recording: Recording) -> tuple[int, int, int, float]:
     return len(reported), len(found), agreed, float(share.max(axis=1).min())
 
 
+@pytest.mark.thorough(first=2)
 @reference
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.json.gz")), ids=lambda path: path.name)
 def test_steps_of_reference_traces_agree_with_their_annotations(path: Path) -> None:

@@ -65,6 +65,7 @@ def test_a_range_before_the_copy_of_the_batch_is_no_data_loading(
     assert ("saves checkpoints" if phase == "checkpoint" else f"does in {name}") in finding["action"]
 
 
+@pytest.mark.thorough
 def test_a_slow_loader_is_still_data_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(Job(dp=4, layers=6, fault="loader", much=7.0, victim=2, steps=16), tmp_path / "traces")
     verdict = verdict_of(tmp_path / "traces", tmp_path, capsys)

@@ -50,6 +50,7 @@ def test_groups_at_one_address_are_distinguished_by_when_they_ended() -> None:
     assert again["comm"].tolist() == [ADDRESS], "of another process with this number"
 
 
+@pytest.mark.thorough
 def test_ends_that_are_forgotten_still_count() -> None:
     generations = Generations()
     for life in range(65_538):
@@ -107,6 +108,7 @@ def live(job: Job, comm: int, ts_ns: int, *, calls: int = 4) -> None:
     job.find_mesh()
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_program_that_begins_again_for_ever_takes_no_more(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("argus.live.job.KEPT_COMMUNICATORS", 60)

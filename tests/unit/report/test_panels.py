@@ -40,6 +40,7 @@ def test_every_query_of_every_panel_runs(pages: Pages, job: str) -> None:
     assert ran >= 8
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("job", JOBS)
 def test_every_panel_is_there_or_says_why_not(pages: Pages, job: str) -> None:
     panels = pages(job).page["panels"]

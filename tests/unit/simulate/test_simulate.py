@@ -361,7 +361,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.thorough(first=9)
+@pytest.mark.thorough(first=4)
 @pytest.mark.parametrize(("mesh", "fault"), [case[1:] for case in NAMED], ids=[case[0] for case in NAMED])
 def test_who_is_behind_it_is_named(shared: Store, request: pytest.FixtureRequest, mesh: Mesh, fault: str) -> None:
     """Where others come late as well, or nobody does: the kind and the rank of the truth."""
@@ -559,6 +559,7 @@ def test_kernels_distinguish_slow_gpus_of_a_whole_stage_from_more_layers(
     assert ("Check the GPU" in found["action"]) == (kind == "compute_straggler")
 
 
+@pytest.mark.thorough
 def test_what_is_begun_before_is_asked_once(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behaviour is read while what-if is worked out: the same queries, not others."""
     stored(shared, "once", Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3")], kernels=8), 1)

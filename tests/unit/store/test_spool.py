@@ -90,6 +90,7 @@ def test_loading_twice_stores_once(folder: Path, store: Store) -> None:
     assert (count(store, "iterations"), count(store, "launches")) == (7, 11)
 
 
+@pytest.mark.thorough
 def test_another_store_gets_everything(folder: Path, store: Store, tmp_path: Path) -> None:
     write(folder, [("iterations", iterations(7))])
     load(folder, store)

@@ -43,6 +43,7 @@ def kinds(decision: Decision) -> list[str]:
     return [sign.kind for sign in decision.signs]
 
 
+@pytest.mark.thorough
 def test_workloads_are_called_what_they_are(stability: ModuleType) -> None:
     """Of 25 trials each: where 5 % are wrong, five or more are with a chance of 0.7 %."""
     for workload in stability.WORKLOADS:

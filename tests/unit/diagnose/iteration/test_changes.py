@@ -139,6 +139,7 @@ def lengths(rng: np.random.Generator) -> tuple[Float, Float]:
     return times, np.stack([np.exp(0.3 * rng.standard_normal((MANY, STEPS))), length], axis=2)
 
 
+@pytest.mark.thorough
 def test_work_that_varies_is_taken_out() -> None:
     rng = np.random.default_rng(7)
     times, work = lengths(rng)

@@ -78,6 +78,7 @@ def test_steps_that_became_longer_by_themselves_are_a_regression(shared: Store) 
     assert "batch or sequence length" in verdict["findings"][0]["action"]
 
 
+@pytest.mark.thorough
 def test_busy_neighbours_are_named_instead(shared: Store) -> None:
     verdict = judged(shared, "neighbours", 190, queued=(0.01, 0.5))
     (finding,) = verdict["findings"]
@@ -142,6 +143,7 @@ def test_programs_that_came_are_named_though_no_thread_waits_for_a_cpu(shared: S
     assert kinds(judged(shared, "crowd stayed", 180, queued=(0.01, 0.01))) == ["regression"]
 
 
+@pytest.mark.thorough
 def test_programs_that_take_more_of_shared_cores_are_named(shared: Store) -> None:
     store_usage(shared, "crowd grew", 0.02, 0.2, own=0.5)
     (finding,) = judged(shared, "crowd grew", 145, queued=(0.001, 0.01))["findings"]

@@ -260,6 +260,7 @@ def test_what_is_too_small_is_reported() -> None:
     assert compare(noisy, 0.05).least_ns > 2e6
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize(("ranks", "steps", "noise"), [(2, 40, 0.05), (8, 40, 0.05), (8, 100, 0.02), (16, 200, 0.1)])
 def test_what_is_not_too_small_is_found(ranks: int, steps: int, noise: float) -> None:
     """What a healthy log could hide is no more than that: nine of ten such changes are found."""

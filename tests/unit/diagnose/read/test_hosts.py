@@ -114,7 +114,7 @@ def asked(store: Store, text: str, params: Mapping[str, Any] | None = None) -> d
 # ---- the verdict
 
 
-@pytest.mark.thorough(first=4)
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
@@ -173,6 +173,7 @@ def test_lateness_below_the_error_is_not_raised(diagnosed: Diagnosed) -> None:
     assert diagnosed("small lateness")["status"] == "degraded"
 
 
+@pytest.mark.thorough
 def test_without_clocks_ranks_are_compared_within_a_host(diagnosed: Diagnosed) -> None:
     healthy = diagnosed("no gpu times")
     assert healthy["status"] == "inconclusive"
@@ -238,6 +239,7 @@ def test_one_step_has_one_number_on_all_hosts(store: Store, diagnosed: Diagnosed
     assert int(steps.min()) == 0
 
 
+@pytest.mark.thorough
 def test_communicators_within_hosts_are_not_joined(store: Store, diagnosed: Diagnosed) -> None:
     """All hosts make the same calls on them, and at nearly the same time."""
     diagnosed("three healthy")

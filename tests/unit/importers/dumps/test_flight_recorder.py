@@ -555,6 +555,7 @@ def check_rows(dump: flight_recorder.Dump) -> None:
             raise AssertionError(f"{table}: {error}") from error
 
 
+@pytest.mark.thorough
 def test_nesting_and_references_cost_no_more_than_the_file(tmp_path: Path) -> None:
     """A hundred thousand levels, lists in themselves, and a list that a million entries refer to."""
     path = tmp_path / "rank_0"

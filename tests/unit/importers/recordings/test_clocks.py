@@ -234,6 +234,7 @@ def test_faults_on_clocks_that_differ(
         assert f"in {job.steps} steps a change may have been missed unless" in found["reason"]
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_of_one_rank_is_the_phase_of_its_finding(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_checkpoint_of_one_rank_is_the_phase_of_its_finding(
     assert "saves checkpoints in steps in which the others do not" in one["action"]
 
 
+@pytest.mark.thorough
 def test_a_gpu_whose_matrix_products_are_slow_in_three_steps(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

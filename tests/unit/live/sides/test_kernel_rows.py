@@ -418,6 +418,7 @@ class Calm(Trace):
         return [(row["step"], row["step"] + row["steps"] - 1) for row in rows]
 
 
+@pytest.mark.thorough
 def test_rows_of_a_calm_job_cover_several_steps_until_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = Calm(monkeypatch)
     trace.go(36)
@@ -452,6 +453,7 @@ def test_no_row_is_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trace.covered(0) == [(114, 118)]
 
 
+@pytest.mark.thorough
 def test_long_steps_share_a_row_only_as_far_as_it_is_stored_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = Calm(monkeypatch)
     trace.go(70, took_ns=3 * S)

@@ -242,6 +242,7 @@ def test_a_namespace_that_explains_nothing_is_not_believed() -> None:
 # ---- at large
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_is_lost_or_mixed_up_in_any_order_of_arrival(seed: int) -> None:
     """20,000 calls of 4 threads, 30,000 operations, in batches that are seconds apart: against the truth."""

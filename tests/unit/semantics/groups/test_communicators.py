@@ -121,6 +121,7 @@ def test_the_trap_call_times_alone_pair_a_late_rank_with_the_wrong_step() -> Non
     assert int(rows["seq_offset"][1] - rows["seq_offset"][0]) == true
 
 
+@pytest.mark.thorough
 @given(
     seed=st.integers(0, 10_000),
     nranks=st.sampled_from([2, 3, 4, 8]),

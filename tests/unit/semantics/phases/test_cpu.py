@@ -684,6 +684,7 @@ def test_marks_of_reported_steps_are_dropped() -> None:
     assert len(tracker._offsets) <= cpu.OFFSETS
 
 
+@pytest.mark.thorough
 def test_marks_without_steps_are_bounded_and_what_is_open_stays_known() -> None:
     tracker = PhaseTracker()
     tracker.feed(stream([mark(0.5, What.RANGE_BEGIN)]))

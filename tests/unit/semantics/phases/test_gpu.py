@@ -534,6 +534,7 @@ def recorded(path: Path) -> tuple[NDArray[np.void], NDArray[np.int64]]:
 REFERENCE = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[5] / "shared" / "data"))
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(
     ("name", "right"),
     [("nccl_data", 0.99), ("control", 0.98), ("sampled_rank-0", 0.96), ("sampled_rank-1", 0.96),

@@ -135,6 +135,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough(first=4)
 @pytest.mark.parametrize("batches", [1, 41])
 @pytest.mark.parametrize("name", CASES)
 def test_steps_end_where_they_do_and_have_the_same_number_on_every_rank(name: str, batches: int) -> None:
@@ -221,6 +222,7 @@ def test_evaluation_every_few_steps_makes_no_nonsense(every: int, batches: int) 
         assert (steps["confidence"] < 0.95).sum() == 3 * 4  # the step that an evaluation lies in, but for the last
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("batches", [1, 40])
 @pytest.mark.parametrize("attach_ms", [0.0, 5050.0, 5950.0])
 @pytest.mark.parametrize("every", [7, 10])

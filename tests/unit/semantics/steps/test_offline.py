@@ -114,6 +114,7 @@ def test_threads_that_mix_their_calls_and_calls_that_differ(seed: int) -> None:
     assert (found.confidence < 6 / 7).any()
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("kinds", [5, 10, 40, 150])
 def test_noise_has_no_steps(kinds: int) -> None:
     for seed in range(12):

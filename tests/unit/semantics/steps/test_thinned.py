@@ -75,6 +75,7 @@ def test_after_a_gap_all_ranks_have_the_same_numbers() -> None:
     assert [row[1] for row in found if row[0] == 0] == [row[1] for row in found if row[0] == 1]
 
 
+@pytest.mark.thorough(first=3)
 @pytest.mark.parametrize("often", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_between_windows_are_as_many_as_fit_though_some_take_long(often: float, seed: int) -> None:
@@ -115,6 +116,7 @@ def test_few_steps_in_a_window_are_enough_however_often_they_are_asked_for(turn_
     assert abs((rows["step"][-1] - rows["step"][0]) / (true[1] - true[0]) - 1) < 0.01
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thread_makes_no_steps_while_it_waits_for_a_cpu(seed: int) -> None:
     """Steps of half a millisecond beside other load, which has the CPU for up to 40 ms at a time, and now and then for
