@@ -44,6 +44,12 @@ ERRORS_GROWTH = 2.0
 VARIANCE = 0.71
 """Correlation of forward and backward from which half of their variance is the work's (as in
 argus.diagnose.whatif.operations)."""
+VARIED = 4
+"""One batch in so many, those whose length varies most, are left out to see whether the others differ, too: what only
+they are behind is theirs. (:data:`argus.diagnose.ranks.own_times.FEW`; one batch at least.)"""
+BY_TURNS = 0.3
+"""Share of the loss that must be left without them, and how much one of two batches must vary in terms of the other.
+Lengths that vary by chance leave 0.66 among three batches, more among more; what is one GPU's leaves noise."""
 BEFORE = 5
 """Steps before the first of a regression that may be of it already."""
 BATCHES_A_STAGE = 1.5
@@ -207,6 +213,28 @@ def _apart(times: GpuTimes, mesh: Mesh) -> Float:
     return np.asarray(np.nanmean(apart, axis=0)) if apart else np.full(len(times.steps), np.nan)
 
 
+def _by_turns(times: GpuTimes, mesh: Mesh) -> bool:
+    """Whether the longest batch is another rank's each time: a GPU that is slow in some steps varies forward and
+    backward alike as well, but on its rank alone."""
+    left, lost = 0.0, 0.0
+    for one in _batches(mesh):
+        level = levels(times.compute[one])[0][:, None]
+        ratio = times.compute[one] / np.maximum(level, 1.0)
+        ratio = ratio[:, ~np.isnan(ratio).any(axis=0)]
+        if not ratio.shape[1]:
+            continue
+        apart = float(np.mean(ratio.max(axis=0) - ratio.mean(axis=0)) * np.median(level))
+        lost += apart
+        if len(one) == 2:
+            low, high = np.sort(ratio.std(axis=1)).tolist()
+            left += apart * low / max(high, 1e-9)
+            continue
+        varied = (ratio - np.median(ratio, axis=0)).std(axis=1)
+        rest = ratio[np.argsort(varied, kind="stable")[: len(one) - max(1, len(one) // VARIED)]]
+        left += float(np.mean(rest.max(axis=0) - rest.mean(axis=0)) * np.median(level))
+    return left >= BY_TURNS * lost
+
+
 def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Imbalance | None:
     """A stage that computes for longer than the others."""
     labels = np.unique(mesh.stage)
@@ -279,7 +307,7 @@ def _lengths(
             f"they do since step {widened.since}, and an average step is {duration(widened.growth_ns, signed=True)} "
             "longer"
         )
-    if loss < least * step_ns or alike < VARIANCE:
+    if loss < least * step_ns or alike < VARIANCE or not _by_turns(now, mesh):
         return None
     action = (
         "Share sequences out by their length: sort or pack batches so that all data-parallel ranks get as many tokens."

@@ -278,6 +278,27 @@ def test_batches_of_different_length() -> None:
     assert (found.kind, found.ranks) == ("sequence_imbalance", list(range(8)))
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("slow", [2, 3, 4])
+def test_a_gpu_that_is_slow_in_some_steps_is_no_batch_of_different_length(ranks: int, slow: int) -> None:
+    """Its forward and its backward go together, too, but the longest is the same rank's each time."""
+    network = Network(ranks)
+    network.length = np.ones((ranks, network.steps))
+    network.length[1, np.arange(network.steps) % 6 < slow] = 1.4
+    assert network.layout() == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_batches_of_different_length_are_found_among_few_and_many(ranks: int) -> None:
+    found = 0
+    for seed in range(20):
+        network = Network(ranks)
+        rng = np.random.default_rng(seed)
+        network.length = rng.lognormal(0, 0.25, (ranks, network.steps))
+        found += [one.kind for one in network.layout()] == ["sequence_imbalance"]
+    assert found == 20
+
+
 def test_batches_that_differ_more_than_before_count_from_less_on() -> None:
     """Sums of a pipeline's micro-batches that differ by 3.5 % between two replicas cost too little to be reported,
     unless they did not do so before."""
