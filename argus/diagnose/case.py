@@ -102,6 +102,7 @@ class Notes:
         more_work: That longer steps have more to do, or why they are no fault.
         more_work_since: The step from which on they have more to do; None: they have not.
         long_steps: On long steps that are no rank's.
+        recovered: On a rank that the GPUs' own times show to have been slow in a few steps, and to be well since.
         logged: Of logged times; None: there are none, or others are known.
         why_not: Why ranks cannot be compared; empty: they can.
         history: What earlier runs of the job say, or that there are too few.
@@ -112,6 +113,7 @@ class Notes:
     more_work: str = ""
     more_work_since: int | None = None
     long_steps: str = ""
+    recovered: str = ""
     logged: Logged | None = None
     why_not: str = ""
     history: str = ""

@@ -129,7 +129,7 @@ def _of_healthy(case: Case, now_ns: float) -> str:
     notes, logged, across = case.notes, case.notes.logged, case.across
     past = logged.note if logged is not None else ""
     if case.lateness is not None:
-        past = _history(case)
+        past = notes.recovered or _history(case)
     agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
     inexact = across.trouble(case.threshold * now_ns) if across is not None else ""
     if inexact:

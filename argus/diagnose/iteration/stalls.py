@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.case import ALIKE_TIMES, Case, Logged, evidence
+from argus.diagnose.case import ALIKE_TIMES, MIN_STEPS, Case, Logged, evidence
 from argus.diagnose.causes import lost_time
 from argus.diagnose.causes.contention import explain_jitter
 from argus.diagnose.causes.cpu_time import attribute, refine
@@ -37,7 +37,8 @@ LONGEST_STALL = 5
 """More stalled steps in a row are an episode, which the comparison of ranks decides."""
 LEAST_LEVEL = RECENT_STEPS
 """So many longer steps in a row are a level of their own, which stalls stand out from as from the usual one. Where no
-more than :data:`FEW_STEPS` are known of the GPUs, which show whose stalls they are, fewer in a row are stalls."""
+more than :data:`FEW_STEPS` are known of the GPUs, which show whose stalls they are, fewer in a row are stalls, unless
+the rank has recovered since (:func:`_since_recovery`)."""
 NOBODY = -1
 """In place of a rank: none alone was late."""
 LEAST_STALLS = 3
@@ -62,13 +63,52 @@ well."""
 def detect(case: Case) -> list[Suspect]:
     """Steps that took much longer than the others, time and again, because of one rank. Long steps that are too few, or
     of too many ranks, to name one become a note."""
-    for window in _stalled_steps(case):
+    for window in _since_recovery(case, list(_stalled_steps(case))):
         if not window.stalled.any():
             continue
         if suspects := _suspects(case, window):
             case.notes.long_steps = ""
             return suspects
     return []
+
+
+def _since_recovery(case: Case, windows: list[_Window]) -> list[_Window]:
+    """The windows without the slow steps in a row of a rank that has recovered since, which become a note.
+
+    With few steps of the GPUs, many slow steps in a row count as stalls (:data:`LEAST_LEVEL`). They are over where
+    :data:`MIN_STEPS` steps followed in which that rank alone made none longer.
+    """
+    window = next((one for one in windows if one.shown == queries.GPU_TIMES), None)
+    if window is None or case.gpus is None:
+        return windows
+    first, end = max(_runs(window.stalled), key=lambda run: run[1] - run[0])
+    if end - first <= LONGEST_STALL or len(window.numbers) - end < MIN_STEPS:
+        return windows
+    at = {**case.params, "first": int(window.numbers[0])}
+    inside = np.arange(len(window.numbers))
+    run = replace(window, stalled=(inside >= first) & (inside < end))
+    latest = _latest(case, run, at)
+    slow = _stalling_rank(case, run, latest, at) if latest.own else None
+    if slow is None:
+        return windows
+    rest = replace(window, stalled=window.stalled & ~run.stalled)
+    extra = dict(zip(window.numbers.tolist(), window.extra_ns.tolist(), strict=True))
+    others = _slowest(case.gpus, rest.numbers[rest.stalled])
+    if any(rank == slow.rank and lead >= extra[step] / 2 for step, (rank, lead, _) in others.items()):
+        return windows
+    lost_ns = float(np.sum(window.extra_ns[run.stalled]))
+    begin, last = int(window.numbers[first]), int(window.numbers[end - 1])
+    case.notes.recovered = (
+        f"rank {slow.rank} held the job up in steps {begin} to {last}, by {duration(lost_ns / (end - first))} each "
+        f"({lost_ns / float(np.sum(window.durations)):.0%} of the time), and no longer does"
+    )
+    # CPUs may see the end of it a step later.
+    return [
+        replace(one, stalled=one.stalled & ((one.numbers < begin) | (one.numbers > last + 1)))
+        if one is not window
+        else rest
+        for one in windows
+    ]
 
 
 def _suspects(case: Case, window: _Window) -> list[Suspect]:

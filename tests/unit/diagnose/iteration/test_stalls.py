@@ -121,6 +121,29 @@ def test_stalls_in_most_of_a_few_steps(shared: Store) -> None:
     assert finding["slowdown"] == pytest.approx(1 + 6 * 0.8 / 12, rel=0.02)
 
 
+RECOVERED = "rank 5 held the job up in steps 0 to 5"
+
+
+def test_a_rank_that_recovered_in_a_short_recording(shared: Store) -> None:
+    """Six slow steps in a row, and ten since in which nothing is slow."""
+    write(shared, "over", Spec(Mesh(dp=16), steps=16, seed=3), run=1, start_ns=START_NS)
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": "over"})["step_ns"]))
+    slow = dict.fromkeys(range(6), 0.3 * step_ns)
+    verdict = verdict_ahead(shared, "over", slow)
+    assert (verdict["status"], verdict["slowdown"]) == ("healthy", 1.0)
+    assert RECOVERED in verdict["reason"]
+    assert f"({6 * 0.3 / (16 + 6 * 0.3):.0%} of the time), and no longer does" in verdict["reason"]
+
+
+@pytest.mark.parametrize("stalls", [(0, 1, 2, 3, 4, 5, 9), (1, 2, 3, 4, 5, 6), (0, 1, 2, 6, 7, 8)])
+def test_a_rank_that_was_slow_again_or_until_now_has_not_recovered(shared: Store, stalls: tuple[int, ...]) -> None:
+    job = f"again-{stalls}"
+    write(shared, job, Spec(Mesh(dp=16), steps=16, seed=3), run=1, start_ns=START_NS)
+    step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": job})["step_ns"]))
+    (finding,) = running_ahead(shared, job, dict.fromkeys(stalls, 0.3 * step_ns))
+    assert (finding["kind"], finding["ranks"]) == ("jitter", [5])
+
+
 def test_stalls_in_most_of_six_steps(shared: Store) -> None:
     """The two steps without one show what is usual."""
     write(shared, "six", Spec(Mesh(dp=8), steps=6, seed=3), run=1, start_ns=START_NS)
