@@ -85,6 +85,8 @@ def read(
     seen.pending = _calls(calls)
     pending = {(call.group, call.seq) for call in seen.pending if call.peer < 0}
     seen.same = [call for call in _calls(query(queries.DUMPED_SAME, params)) if (call.group, call.seq) in pending]
+    rooted = query(queries.DUMPED_ROOTED, {**params, "ops": sorted(wavefront.ROOTED)})
+    seen.rooted = {group: set(numbers) for group, numbers in _rows(rooted, "comm_group", "numbers")}
     least: dict[tuple[int, int], int] = {}
     for call in seen.pending:
         if call.peer < 0:
@@ -228,7 +230,8 @@ def _suspect(
         text = f"ranks wait in {others} other call{'s' * (others > 1)}, for these or for ranks that wait themselves"
         evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_PENDING, params)})
     if front.stale:
-        evidence.append({"text": _stale_text(front).split(":")[0] + f": {ranks_text(front.stale)} count as not dumped",
+        count = f"{ranks_text(front.stale)} count{'s' * (len(front.stale) == 1)} as not dumped"
+        evidence.append({"text": f"{_stale_text(front).split(':')[0]}: {count}",
                          "sql": runnable_sql(queries.DUMPED_LAST, params)})  # fmt: skip
     if not dated:
         text = "the files do not say for how long: if the job may have been running, dump all ranks again"
@@ -285,9 +288,16 @@ def _without_dump(
     return Suspect(
         kind="hang", ranks=ranks, hosts=_hosts(dumps, ranks), since=0, last=0, phase="communication", lost_ns=0.0,
         slowdown=1.0, confidence=UNSURE, level="phase", evidence=evidence, owner="infrastructure",
-        action=f"Import the dump{'' if one else 's'} of {ranks_text(ranks)}, too; without one, see whether "
+        action=f"{_wanted(front, ranks)}; without one, see whether "
         f"{'its process' if one else 'their processes'} had ended (log, kernel log: OOM, XID).",
     )  # fmt: skip
+
+
+def _wanted(front: Wavefront, ranks: list[int]) -> str:
+    """Which dumps would show what these ranks did."""
+    if set(ranks) <= set(front.stale):
+        return f"Dump {ranks_text(ranks)} again"
+    return f"Import the dump{'' if len(ranks) == 1 else 's'} of {ranks_text(ranks)}, too"
 
 
 def _confidence(front: Wavefront, seen: Snapshot, culprits: Sequence[int], doubt: str) -> float:
@@ -401,7 +411,7 @@ def _wait_text(wait: Wait, seen: Snapshot) -> str:
         if not other:
             return f"{came} for one another in a send and a receive of {_group_text(wait.group, seen)}"
         why = "which did not begin it" if wait.late else "of which there is no dump"
-        if set(other) <= set(seen.silent):
+        if not wait.late and set(other) & {*seen.silent, *seen.ranks}:
             why = "; ".join(_missing(other, seen))
         return f"{came} to {verb} {ranks_text(other)} in {_group_text(wait.group, seen)}, {why}"
     text = f"{came} in {wait.op} {wait.seq} of {_group_text(wait.group, seen)}"
@@ -421,9 +431,12 @@ def _wait_text(wait: Wait, seen: Snapshot) -> str:
 
 
 def _missing(ranks: Sequence[int], seen: Snapshot) -> list[str]:
-    """Why there is no record of some ranks, in clauses: RAS says of each that it does not answer."""
-    without = [rank for rank in ranks if rank not in seen.silent]
+    """Why there is no record of some ranks, in clauses: RAS says of each that it does not answer. A dump that there is
+    does not count if it is of an earlier moment."""
+    without = [rank for rank in ranks if rank not in seen.silent and rank not in seen.ranks]
     clauses = [f"there is no dump of {ranks_text(without)}"] if without else []
+    if earlier := [rank for rank in ranks if rank in seen.ranks]:
+        clauses.append(_earlier(earlier))
     for silent, dead in ((set(seen.silent) - seen.dead, False), (seen.dead, True)):
         if these := [rank for rank in ranks if rank in silent]:
             names = ", ".join(seen.silent[rank] for rank in these[:SHOWN])
@@ -432,6 +445,11 @@ def _missing(ranks: Sequence[int], seen: Snapshot) -> list[str]:
             text = f"RAS: {names}{more} {'does' if one else 'do'} not answer"
             clauses.append(text + (f" and {'is' if one else 'are'} considered dead" if dead else ""))
     return clauses
+
+
+def _earlier(ranks: Sequence[int]) -> str:
+    dumps = f"the dump of {ranks_text(ranks)} is" if len(ranks) == 1 else f"the dumps of {ranks_text(ranks)} are"
+    return f"{dumps} of an earlier moment"
 
 
 def _about(query: Query, params: Mapping[str, Any], rank: int, front: Wavefront, seen: Snapshot) -> list[Evidence]:
@@ -515,6 +533,9 @@ def _action(front: Wavefront, culprits: list[int], doubt: str, seen: Snapshot) -
             if set(culprits) <= seen.dead:
                 return f"Find out what ended {named}: its log, the kernel log (OOM, XID); then restart the job."
             return f"See whether {named} still runs, and where: argus dump there, the kernel log (OOM, XID)."
+        if set(culprits) <= set(front.stale):
+            its = "its dump is" if len(culprits) == 1 else "their dumps are"
+            return f"Dump {them} again: {its} of an earlier moment."
         return (
             f"Find out what ended {them} (log, kernel log: OOM, XID). Where a dump was only not collected, "
             "import it, too."

@@ -34,8 +34,8 @@ UNEVEN = frozenset({"AlltoAll", "Gather", "Scatter", "Coalesced", "Broadcast", "
 """Calls whose sizes may differ from rank to rank (a gather of uneven parts is recorded as broadcasts of different
 sizes)."""
 STALE_CALLS = 16
-"""If others completed so many more calls than a rank has made, its dump is of an earlier moment. A few rooted calls
-in a row may complete without it."""
+"""If others completed so many more calls than a rank has made, its dump is of an earlier moment. Rooted calls do not
+count where they are known (a dump may leave out what completed): they may complete without it."""
 EARLIER_NS = 5_000_000
 """Of ranks that wait for one another the one that made its last call so much before all others stopped first: more than
 clocks of hosts with NTP differ by."""
@@ -96,6 +96,7 @@ class Snapshot:
         issued: Number of the last collective that a rank made in a group; not there: not known.
         done: Number of the last collective that it completed in it, all before it completed, too.
         same: Completed calls that have the number of a pending one.
+        rooted: Numbers of the completed calls of a group that are of a kind in :data:`ROOTED`.
         went_past: The last record that a rank's GPU completed; -1 or not there: none is known.
         last_ns: When a rank made its last call.
         absent: Ranks without a record of theirs, such as those that are dead.
@@ -108,6 +109,7 @@ class Snapshot:
     issued: dict[tuple[int, int], int] = field(default_factory=dict)
     done: dict[tuple[int, int], int] = field(default_factory=dict)
     same: list[Call] = field(default_factory=list)
+    rooted: dict[int, set[int]] = field(default_factory=dict)
     went_past: dict[int, int] = field(default_factory=dict)
     last_ns: dict[int, int] = field(default_factory=dict)
     absent: set[int] = field(default_factory=set)
@@ -229,8 +231,16 @@ class _Search:
         for (_, group), seq in self.seen.done.items():
             furthest[group] = max(seq, furthest.get(group, -1))
         return tuple(sorted({
-            rank for (rank, group), seq in self.seen.issued.items() if furthest.get(group, -1) - seq > STALE_CALLS
+            rank for (rank, group), seq in self.seen.issued.items()
+            if self._without(group, seq, furthest.get(group, -1)) > STALE_CALLS
         }))  # fmt: skip
+
+    def _without(self, group: int, last: int, furthest: int) -> int:
+        """How many of the calls after one, up to another, need all ranks to complete."""
+        count = furthest - last
+        if count > STALE_CALLS:
+            count -= sum(last < seq <= furthest for seq in self.seen.rooted.get(group, ()))
+        return count
 
     def _completed(self, rank: int, group: int, seq: int) -> bool:
         return self.seen.done.get((rank, group), -1) >= seq or rank in self.same.get((group, seq), ())

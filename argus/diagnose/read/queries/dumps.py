@@ -33,6 +33,13 @@ ORDER BY rank, record
 """
 """Calls that completed on their rank and not on another one."""
 
+DUMPED_ROOTED = """
+SELECT comm_group, groupUniqArray(seq) AS numbers FROM dumped_calls
+WHERE job = {job:String} AND run = {run:UInt32} AND state = 'completed' AND NOT p2p AND op IN {ops:Array(String)}
+GROUP BY comm_group ORDER BY comm_group
+"""
+"""Numbers of completed calls of some kinds, by process group."""
+
 DUMPED_GROUPS = """
 SELECT g.comm_group AS comm_group, any(g.name) AS name, any(g.description) AS description, any(p.ranks) AS ranks
 FROM (SELECT * FROM dumped_groups FINAL WHERE job = {job:String} AND run = {run:UInt32}) AS g

@@ -254,6 +254,17 @@ def test_a_dump_of_an_earlier_moment_is_none() -> None:
     assert (found.stale, found.at_fault, found.waits) == ((2,), {}, [])
 
 
+@pytest.mark.parametrize(("rooted", "stale"), [(40, ()), (24, ()), (23, (2,))])
+def test_broadcasts_complete_without_a_late_rank(rooted: int, stale: tuple[int, ...]) -> None:
+    """Ranks 0 and 1 completed 40 calls that rank 2 had not made, most of them broadcasts: 16 others may be ahead."""
+    found = find(Snapshot(
+        {1: Group(1, "dp", (0, 1, 2))}, {0, 1, 2}, [Call(rank, 1, 50, 51, "AllReduce") for rank in (0, 1)],
+        {(0, 1): 51, (1, 1): 51, (2, 1): 10}, {(0, 1): 50, (1, 1): 50, (2, 1): 10},
+        rooted={1: {*range(5), *range(11, 11 + rooted)}},
+    ))  # fmt: skip
+    assert (found.stale, found.at_fault) == (stale, {2: "absent" if stale else "late"})
+
+
 def test_ends_of_a_graph() -> None:
     edges: dict[wavefront.Node, set[wavefront.Node]] = {0: {1}, 1: {2}, 2: {1}, 3: {0, 4}}
     assert sorted(map(sorted, wavefront.ends_of(edges))) == [[1, 2], [4]]  # type: ignore[type-var]

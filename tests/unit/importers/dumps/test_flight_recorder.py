@@ -376,6 +376,44 @@ def test_dumps_of_different_moments_are_no_hang(tmp_path: Path, url: str, capsys
     assert "the dumps are not of one moment" in found["reason"]
 
 
+def broadcasts(op: str, *, first: int = 20) -> flight_dumps.Hang:
+    """Rank 3 of four stops; the others complete so many more calls of a kind, then wait for it."""
+    items = [flight_dumps.Item("all_reduce", "0")] * 5 + [flight_dumps.Item(op, "0")] * first
+    items.append(flight_dumps.Item("all_reduce", "0"))
+    groups = {"0": ("default_pg", [0, 1, 2, 3])}
+    hang = run(flight_dumps.Job(groups, dict.fromkeys(range(4), items)), [Fault("cpu", 3, 5)])
+    for rank in (0, 1, 2):
+        for call in hang.calls[rank][:-1]:
+            call.completed = True
+    return hang
+
+
+def test_a_rank_that_broadcasts_did_not_wait_for_is_late(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They complete without it, so that they say nothing of when it was dumped."""
+    folder = flight_dumps.write(tmp_path / "d", broadcasts("broadcast"))
+    (one,) = imported(folder, url, "broadcasts", capsys)["findings"]
+    assert (one["ranks"], one["confidence"], one["owner"]) == ([3], 0.9, "platform")
+    text = texts({"findings": [one]})
+    assert "ranks 0, 1, 2 wait in AllReduce 26 of default_pg of ranks 0-3; rank 3 did not call it" in text
+    assert "no dump" not in text
+    assert "one moment" not in text
+
+
+def test_a_dump_of_an_earlier_moment_is_not_called_missing(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = flight_dumps.write(tmp_path / "d", broadcasts("all_reduce"))
+    (one,) = imported(folder, url, "earlier", capsys)["findings"]
+    text = texts({"findings": [one]})
+    assert one["ranks"] == [3]
+    assert "ranks 0, 1, 2 wait in AllReduce 26 of default_pg of ranks 0-3; the dump of rank 3 is of an earlier" in text
+    assert "rank 3 counts as not dumped" in text
+    assert "there is no dump" not in text
+    assert one["action"].startswith("Dump rank 3 again: its dump is of an earlier moment")
+
+
 def two_hangs(folder: Path, older: tuple[int, ...], hours: float, *, empty: tuple[int, ...] = ()) -> Path:
     """Eight ranks, of which rank 2 stopped; the dumps of ``older`` are of a hang so many hours before."""
     hang = run(flight_dumps.job(2, 2, 2), [Fault("cpu", 2, 33)], seed=1)
