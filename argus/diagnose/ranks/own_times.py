@@ -109,6 +109,7 @@ class Slow:
         last: Share of the steps in which one of them was last.
         jitter: They are slow in some steps only.
         confidence: 0 to 1.
+        beside: Places of ranks that are slow in the same steps for another reason; the cost is shared out among all.
     """
 
     places: tuple[int, ...]
@@ -120,6 +121,7 @@ class Slow:
     last: float
     jitter: bool
     confidence: float
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -443,6 +445,33 @@ def _alone(slow: list[Slow], own: Float, least: float) -> list[Slow]:
 def _with(one: Slow, cost_ns: float, last: float) -> Slow:
     return Slow(one.places, one.since, one.until, one.excess_ns, one.before_ns, cost_ns, last, one.jitter,
                 one.confidence)  # fmt: skip
+
+
+def part(one: Slow, own: Float, groups: Sequence[Sequence[int]]) -> list[Slow]:
+    """Ranks that are slow in the same steps, by reason. What they cost together is shared out as each is ahead of the
+    ranks that are well: one that is well again gains nothing where the others of them are as slow.
+
+    Args:
+        one: All of them.
+        own: What each rank needs for itself, shape (ranks, steps), ns.
+        groups: Places of those with the same reason.
+    """
+    late, during = _deviation(own), slice(one.since, one.until)
+    ahead = []
+    for places in groups:
+        ahead.append(_gain(lead_of(own[:, during], places, [each for each in one.places if each not in places])))
+    parts = []
+    for places, gain in zip(groups, ahead, strict=True):
+        here = list(places)
+        excess = float(np.nanmedian(late[here, during]))
+        before = one.before_ns if np.isnan(one.before_ns) else float(np.nanmedian(late[here, : one.since]))
+        lead = lead_of(own[:, during], places, ())
+        parts.append(Slow(
+            tuple(places), one.since, one.until, excess, before, one.cost_ns * gain / max(sum(ahead), 1.0),
+            float(np.mean(lead > 0)) if len(lead) else 0.0, False, one.confidence,
+            tuple(each for each in one.places if each not in places),
+        ))  # fmt: skip
+    return parts
 
 
 def _episodes(late: Float, own: Float, timers: Timers, threshold: float, taken: set[int]) -> list[Slow]:

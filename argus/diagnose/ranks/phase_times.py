@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from argus.diagnose.ranks.own_times import (
     hides_computing,
     kind_of,
     leads_of,
+    part,
 )
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
@@ -36,6 +38,8 @@ Float = NDArray[np.float64]
 
 MOST_ROWS = 8_000_000
 """Phases that are read at once, 250 MB; of longer recordings the newest steps."""
+SAME = 0.5
+"""Ranks are slow for the same reason where a phase has this share of the most that any phase of theirs is longer by."""
 UNTIMED = "other"
 """What is left of a step that no timer covers, as the import stores it."""
 
@@ -68,7 +72,8 @@ def slow_ranks(
     if len(timers.ranks) < 2 or len(timers.steps) < MIN_STEPS:
         return None
     comparison = compare(timers, threshold)
-    suspects = [_suspect(one, comparison, timers, window, hosts, threshold, step_ns) for one in comparison.slow]
+    slow = [one for together in comparison.slow for one in _by_phase(together, comparison, timers)]
+    suspects = [_suspect(one, comparison, timers, window, hosts, threshold, step_ns) for one in slow]
     usual = float(np.nanmedian(timers.step))
     share = comparison.least_ns / usual
     least = f"a rank that needs less than {duration(comparison.least_ns)} ({share:.1%} of a step) more than it did"
@@ -137,9 +142,8 @@ def _suspect(
     verb, needs = ("waits", "needs") if len(numbers) == 1 else ("wait", "need")
     first, last = int(timers.steps[one.since]), int(timers.steps[one.until - 1])
     chosen = _steps_of(one, comparison, timers)
-    slow = np.zeros(len(timers.ranks), np.bool_)
-    slow[list(one.places)] = True
-    phase, because = _cause(one, comparison, timers, slow, chosen)
+    slow, well = _members(one, timers)
+    phase, because = _cause(one, comparison, timers, chosen)
     shown = runnable_sql(queries.PHASES_BY_RANK, {**params, "first": first, "last": last})
     usual, own = timers.step[:, chosen], comparison.own[:, chosen]
     effect = None
@@ -156,13 +160,13 @@ def _suspect(
         waits = sum((timers.phases[each][:, chosen] for each in comparison.waits), np.zeros_like(usual))
         text = (
             f"{name} {verb} least: {listed_phases(comparison.waits)}, which {contain} the wait for other ranks, {take} "
-            f"{_typical(waits[slow])} {where}, on the others {_typical(waits[~slow])}; for itself it {needs} "
-            f"{_typical(own[slow])}, the others {_typical(own[~slow])}"
+            f"{_typical(waits[slow])} {where}, on the others {_typical(waits[well])}; for itself it {needs} "
+            f"{_typical(own[slow])}, the others {_typical(own[well])}"
         )
         evidence.append({"text": text if len(numbers) == 1 else text.replace("for itself it", "for themselves they"),
                          "sql": shown})  # fmt: skip
     else:
-        text = f"{name} {needs} {_typical(own[slow])} {where}, the others {_typical(own[~slow])}"
+        text = f"{name} {needs} {_typical(own[slow])} {where}, the others {_typical(own[well])}"
         evidence.append({"text": text, "sql": shown})
     evidence.append({"text": because, "sql": shown})
     evidence.append({"text": _since(one, name, timers, first, step_ns), "sql": shown})
@@ -196,55 +200,115 @@ def _steps_of(one: Slow, comparison: Comparison, timers: Timers) -> NDArray[np.i
     return np.asarray(steps[np.nan_to_num(own - usual) >= one.excess_ns / 2])
 
 
-def _cause(
-    one: Slow, comparison: Comparison, timers: Timers, slow: NDArray[np.bool_], chosen: NDArray[np.int64]
-) -> tuple[str, str]:
-    """The phase that takes longer, and the sentence. Where typical steps do not show what the others wait for, since
+def _members(one: Slow, timers: Timers) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which ranks a finding is on, and which it compares them with, shape (ranks,) each."""
+    slow, well = np.zeros(len(timers.ranks), np.bool_), np.ones(len(timers.ranks), np.bool_)
+    slow[list(one.places)] = True
+    well[[*one.places, *one.beside]] = False
+    return slow, well
+
+
+def _by_phase(one: Slow, comparison: Comparison, timers: Timers) -> list[Slow]:
+    """Ranks that became slow together, apart where it is not the same phase that takes longer: that of the slowest rank
+    is the others' as well if they are longer in it by half of what they are longer in any (:data:`SAME`)."""
+    if len(one.places) == 1 or one.jitter:
+        return [one]
+    chosen = _steps_of(one, comparison, timers)
+    longer = {}
+    for place in one.places:
+        alone = replace(one, places=(place,), beside=tuple(each for each in one.places if each != place))
+        longer[place] = _causes(alone, comparison, timers, chosen)
+    rest = sorted(one.places, key=lambda place: -float(np.nanmedian(comparison.own[place, chosen])))
+    groups: list[list[int]] = []
+    while rest:
+        phase = _longest(longer[rest[0]])
+        same = [place for place in rest if longer[place][phase].more_ns >= SAME * _most(longer[place])]
+        groups.append(sorted({rest[0], *same}))
+        rest = [place for place in rest if place not in groups[-1]]
+    return [one] if len(groups) == 1 else part(one, comparison.own, groups)
+
+
+@dataclass(frozen=True)
+class _Longer:
+    """Attributes:
+    more_ns: How much longer a phase takes than on the others, beyond what it did before.
+    slow_ns, others_ns: What it takes.
+    """
+
+    more_ns: float
+    slow_ns: float
+    others_ns: float
+
+
+def _longest(longer: Mapping[str, _Longer]) -> str:
+    """The phase that takes longest beyond what the others need."""
+    return max(longer, key=lambda phase: longer[phase].more_ns, default=UNTIMED)
+
+
+def _most(longer: Mapping[str, _Longer]) -> float:
+    return longer[_longest(longer)].more_ns if longer else 0.0
+
+
+def _cause(one: Slow, comparison: Comparison, timers: Timers, chosen: NDArray[np.int64]) -> tuple[str, str]:
+    """The phase that takes longer, and the sentence."""
+    longer = _causes(one, comparison, timers, chosen)
+    if not longer:
+        return UNTIMED, "which timer covers it is not known"
+    phase = _longest(longer)
+    what = "outside all logged timers" if phase == UNTIMED else f"in {phase.replace('_', ' ')}"
+    a_step = "" if one.jitter else " a step"
+    spends = "it spends" if len(one.places) == 1 else "they spend"
+    times = longer[phase]
+    return phase, f"{spends} {duration(times.slow_ns)}{a_step} {what}, the others {duration(times.others_ns)}"
+
+
+def _causes(one: Slow, comparison: Comparison, timers: Timers, chosen: NDArray[np.int64]) -> dict[str, _Longer]:
+    """What each phase without waiting takes longer by. Where typical steps do not show what the others wait for, since
     about every other step is a slow one, averages do."""
-    best, most, text = _longer(one, comparison, timers, slow, chosen, _middle)
-    if most < one.cost_ns / 2 and not one.jitter:
-        average = _longer(one, comparison, timers, slow, chosen, _average)
-        if average[1] >= one.cost_ns / 2:
-            best, most, text = average
-    return best, text or "which timer covers it is not known"
+    longer = _longer(one, comparison, timers, chosen, _middle)
+    if _most(longer) < one.cost_ns / 2 and not one.jitter:
+        average = _longer(one, comparison, timers, chosen, _average)
+        if _most(average) >= one.cost_ns / 2:
+            return average
+    return longer
 
 
 def _longer(
     one: Slow,
     comparison: Comparison,
     timers: Timers,
-    slow: NDArray[np.bool_],
     chosen: NDArray[np.int64],
     middle: Callable[[Float], float],
-) -> tuple[str, float, str]:
-    """The phase that takes longest beyond what the others need, by how much, ns, and the sentence."""
+) -> dict[str, _Longer]:
+    """What each phase without waiting takes longer by, in typical steps or on average (``middle``)."""
     before = np.arange(one.since) if one.since >= MIN_STEPS and not one.jitter else np.empty(0, np.int64)
-    best, most, text = UNTIMED, -np.inf, ""
+    slow, well = _members(one, timers)
+    longer = {}
     for phase, spent in timers.phases.items():
         if phase in comparison.waits:
             continue
-        slow_ns, others_ns = middle(spent[slow][:, chosen]), middle(spent[~slow][:, chosen])
+        slow_ns, others_ns = middle(spent[slow][:, chosen]), middle(spent[well][:, chosen])
         more = slow_ns - others_ns
         if len(before):
             # What ranks differed by before is no part of it.
-            more -= middle(spent[slow][:, before]) - middle(spent[~slow][:, before])
-        if more > most:
-            what = "outside all logged timers" if phase == UNTIMED else f"in {phase.replace('_', ' ')}"
-            best, most = phase, more
-            a_step = "" if one.jitter else " a step"
-            text = f"it spends {duration(slow_ns)}{a_step} {what}, the others {duration(others_ns)}"
-    return best, float(most), text
+            more -= middle(spent[slow][:, before]) - middle(spent[well][:, before])
+        longer[phase] = _Longer(more, slow_ns, others_ns)
+    return longer
 
 
 def _since(one: Slow, name: str, timers: Timers, first: int, step_ns: float) -> str:
-    cost = f"the others wait {duration(one.cost_ns)} of {duration(step_ns)} a step for it"
+    it, them, needs = ("it", "it", "needs") if len(one.places) == 1 else ("one of them", "them", "they need")
+    cost = f"the others wait {duration(one.cost_ns)} of {duration(step_ns)} a step for {them}"
+    if one.beside:
+        besides = ranks_text([int(timers.ranks[place]) for place in one.beside])
+        cost += f" (a part: they wait for {besides} in the same steps)"
     if one.jitter:
         return f"in {one.last:.0%} of the steps since step {first} {name} alone is late; in an average step {cost}"
-    last = f"it was last in {one.last:.0%} of the steps"
+    last = f"{it} was last in {one.last:.0%} of the steps"
     if np.isnan(one.before_ns):
         return f"from the first step to the last {last}, and {cost}: a constant difference, not an event"
     return (
-        f"since step {first} {last}, and needs {duration(one.excess_ns)} more than the median rank, before that "
+        f"since step {first} {last}, and {needs} {duration(one.excess_ns)} more than the median rank, before that "
         f"{duration(one.before_ns, signed=True)}; {cost}"
     )
 

@@ -244,6 +244,33 @@ def test_two_slow_ranks_are_both_named() -> None:
     assert sorted(rank for one in found for rank in one.ranks) == [2, 9]
 
 
+@pytest.mark.parametrize("since", [0.0, 0.4])
+def test_ranks_that_are_slow_for_different_reasons_are_two_findings(since: float) -> None:
+    faults = (Fault("dataloader", 5, 0.3, since=since), Fault("forward", 1, 0.28, since=since))
+    found = judged(make(LAYOUTS["wait inside backward"], ranks=8, steps=60, faults=faults, spikes=0.0, seed=2))[0]
+    assert {(one.kind, *one.ranks): one.phase for one in found} == {
+        ("data_loading", 5): "dataloader", ("compute_straggler", 1): "forward",
+    }  # fmt: skip
+    because = {one.ranks[0]: one.evidence[1]["text"] for one in found}
+    assert because[5].startswith("it spends 27.")
+    assert "in dataloader, the others 2." in because[5]
+    assert because[1].startswith("it spends 4")
+    assert "in forward, the others 24." in because[1]
+    # Together they cost what the second slowest rank does; the slower one has the larger part.
+    cost = {one.ranks[0]: one.lost_ns for one in found}
+    assert cost[5] > cost[1]
+    assert cost[5] + cost[1] == pytest.approx(0.3 * 80e6, rel=0.1)
+    assert all("a part: they wait for rank" in one.evidence[2]["text"] for one in found)
+
+
+def test_ranks_that_are_slow_for_the_same_reason_are_one_finding() -> None:
+    faults = tuple(Fault("forward", rank, size, since=0.4) for rank, size in ((1, 0.28), (5, 0.3)))
+    (one,) = judged(make(LAYOUTS["wait inside backward"], ranks=8, steps=60, faults=faults, spikes=0.0, seed=2))[0]
+    assert (one.kind, one.ranks, one.phase) == ("compute_straggler", [1, 5], "forward")
+    assert one.evidence[1]["text"].startswith("they spend 47.")
+    assert "one of them was last in 100% of the steps, and they need" in one.evidence[2]["text"]
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_few_ranks_show_as_much(ranks: int) -> None:
     layout = LAYOUTS["wait inside compute"]
