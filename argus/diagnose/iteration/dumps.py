@@ -224,7 +224,10 @@ def _suspect(
     called = _called(query, params, waits[:1])
     about = [one for rank in culprits for one in _about(query, params, rank, front, seen)]
     # What stalled is reported next to the call that is waited in.
-    evidence = [*waited[:1], *([] if called is None else [called]), *about, *waited[1:]]
+    crossed = [_crossed_text(rank, front, seen) for rank in culprits if rank in front.crossed]
+    sql = runnable_sql(queries.DUMPED_PENDING, params)
+    order: list[Evidence] = [{"text": text, "sql": sql} for text in crossed]
+    evidence = [*order, *waited[:1], *([] if called is None else [called]), *about, *waited[1:]]
     others = sum(1 for wait in front.waits if wait not in waits[:SHOWN])
     if others:
         text = f"ranks wait in {others} other call{'s' * (others > 1)}, for these or for ranks that wait themselves"
@@ -430,6 +433,16 @@ def _wait_text(wait: Wait, seen: Snapshot) -> str:
     return text
 
 
+def _crossed_text(rank: int, front: Wavefront, seen: Snapshot) -> str:
+    """Which two collectives a rank called in another order than the others."""
+    pair = front.crossed[rank]
+    ops = {(wait.group, wait.seq): wait.op for wait in front.waits}
+    first, then = (f"{ops[call]} {call[1]} of {_group_text(call[0], seen)}" for call in (pair.first, pair.then))
+    if pair.both:
+        return f"rank {rank} called {first} before {then}, the others after it"
+    return f"rank {rank} came to {first} first, the others to {then}"
+
+
 def _missing(ranks: Sequence[int], seen: Snapshot) -> list[str]:
     """Why there is no record of some ranks, in clauses: RAS says of each that it does not answer. A dump that there is
     does not count if it is of an earlier moment."""
@@ -525,6 +538,12 @@ def _action(front: Wavefront, culprits: list[int], doubt: str, seen: Snapshot) -
         return f"Look at {them} first: of the ranks that wait for one another it made its last call first."
     if None in reasons:
         return f"One of {them} holds up the others: look at their GPUs (nvidia-smi -q, the kernel log: XID)."
+    if set(culprits) <= set(front.crossed):
+        call = "calls" if len(culprits) == 1 else "call"
+        return (
+            f"See why {them} {call} collectives in another order than the others: over all groups, the order must be "
+            "the same on all ranks."
+        )
     if "differs" in reasons:
         return f"See why {them} called another collective than the others: the ranks' control flow differs."
     if reasons == {"absent"}:

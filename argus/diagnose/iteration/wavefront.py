@@ -143,6 +143,20 @@ class Wait:
     first_of: int = 0
 
 
+@dataclass(frozen=True)
+class Crossed:
+    """Two collectives, by group and number, that a rank called in another order than most.
+
+    Attributes:
+        first, then: In its own order.
+        both: All ranks that are compared made both; otherwise some, this one or others, made only their first.
+    """
+
+    first: tuple[int, int]
+    then: tuple[int, int]
+    both: bool
+
+
 Reason = Literal["late", "absent", "stalled", "differs", "held"]
 
 
@@ -154,6 +168,7 @@ class Wavefront:
         at_fault: Why, by rank.
         candidates: Ranks of which one or several are at fault.
         circle: They wait for one another.
+        crossed: What a rank called in another order than most, where that is its fault.
         waits: The first call of each group that did not complete, those with the most waiting ranks first.
         lagging: Of a stalled rank, a group with the last call that it completed, and that its peers did.
         stale: Ranks whose record is of an earlier moment.
@@ -163,6 +178,7 @@ class Wavefront:
     at_fault: dict[int, Reason] = field(default_factory=dict)
     candidates: Ranks = ()
     circle: bool = False
+    crossed: dict[int, Crossed] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
     lagging: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     stale: Ranks = ()
@@ -361,6 +377,7 @@ class _Search:
                 stuck += list(end)
             elif len(crossed := self._crossed(end, ranks)) == 1:
                 result.at_fault[crossed[0]] = "differs"
+                result.crossed[crossed[0]] = self._pair(end, ranks, crossed[0])
             elif broken := self._break(end, ranks):
                 result.at_fault.update({rank: self._reason(rank) for rank in broken})
             elif (first := self._stopped_first(end, ranks)) is not None:
@@ -404,6 +421,21 @@ class _Search:
             else:
                 equal.update(first)
         return sorted(clear or (equal if even or transfers else ()))
+
+    def _pair(self, circle: set[Node], ranks: Sequence[int], rank: int) -> Crossed:
+        """The two collectives that a rank called in another order than most: of several pairs the one that most ranks
+        called, and of these the one that its rank had come to last."""
+        inside = sorted(node for node in circle if isinstance(node, tuple) and node[1] >= 0)
+        found: list[tuple[int, int, Crossed]] = []
+        for one, other in itertools.combinations(inside, 2):
+            ways = {each: way for each in ranks if (way := self._order(each, one, other))}
+            counts = Tally(ways.values()).most_common()
+            if len(counts) < 2 or counts[0][1] == counts[1][1] or ways.get(rank) != counts[1][0]:
+                continue
+            first, then = (one, other) if ways[rank] == 1 else (other, one)
+            both = all((each, node) in self.records for each in ways for node in (one, other))
+            found.append((len(ways), self.records[rank, first], Crossed(first[:2], then[:2], both)))
+        return max(found, key=lambda each: each[:2])[2]
 
     def _order(self, rank: int, one: Node, other: Node) -> int:
         """1 if a rank called the first of two calls first, 2 if the second, also if it called only that; 0: it is not

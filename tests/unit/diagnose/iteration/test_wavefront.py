@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from argus.diagnose.iteration import wavefront
-from argus.diagnose.iteration.wavefront import Call, Group, Snapshot, find
+from argus.diagnose.iteration.wavefront import Call, Crossed, Group, Snapshot, find
 from tests.builders import flight_dumps
 from tests.builders.flight_dumps import Fault, Hang, Item, Job, run
 
@@ -184,6 +184,11 @@ def test_a_rank_that_calls_collectives_in_another_order_is_named(ahead: bool) ->
     groups = {number: Group(number, "group", ranks) for number, ranks in members.items()}
     found = find(Snapshot(groups, set(range(6)), pending, issued, done))
     assert found.at_fault == {1: "differs"}
+    # Of the pairs that it called in another order the one that most ranks called.
+    if ahead:
+        assert found.crossed == {1: Crossed(first=(6, 3), then=(5, 2), both=True)}
+    else:
+        assert found.crossed == {1: Crossed(first=(6, 3), then=(5, 2), both=False)}
 
 
 def test_of_a_transfer_without_a_receive_both_ends_are_named() -> None:

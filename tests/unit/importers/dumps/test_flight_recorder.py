@@ -257,6 +257,31 @@ def test_a_call_that_its_members_disagree_on_is_shown(
         assert (", the others AllReduce" in called) == (many > 2)
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_calls_in_another_order_are_shown(
+    ahead: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 of four calls the collectives of two groups the other way round; or waits for the first of them."""
+    groups = {"1": ("dp", [0, 1, 2, 3]), "2": ("ep", [0, 1, 2, 3])}
+    pair = [flight_dumps.Item("all_reduce", "1"), flight_dumps.Item("all_to_all", "2")]
+    wait = [] if ahead else [flight_dumps.Item("sync")]
+    programs = {
+        rank: pair * 4 + [item for call in (pair[::-1] if rank == 2 else pair) for item in (call, *wait)]
+        for rank in range(4)
+    }
+    folder = flight_dumps.write(tmp_path / "d", run(flight_dumps.Job(groups, programs), []))
+    (one,) = imported(folder, url, f"order {ahead}", capsys)["findings"]
+    assert (one["ranks"], one["confidence"], one["owner"]) == ([2], 0.9, "model")
+    expected = "rank 2 called AlltoAll 5 of ep of ranks 0-3 before AllReduce 5 of dp of ranks 0-3, the others after it"
+    if not ahead:
+        expected = "rank 2 came to AlltoAll 5 of ep of ranks 0-3 first, the others to AllReduce 5 of dp of ranks 0-3"
+    assert one["evidence"][0]["text"] == expected
+    assert one["action"] == (
+        "See why rank 2 calls collectives in another order than the others: over all groups, the order must be the "
+        "same on all ranks."
+    )
+
+
 def test_what_one_rank_alone_called_may_be_its_own_fault(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
