@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.case import MIN_STEPS, MOST_CALLS, Case
+from argus.diagnose.case import MIN_STEPS, MOST_CALLS, Case, Logged
 from argus.diagnose.causes.activity import activities, describe
 from argus.diagnose.iteration.hang import PLACES_S
 from argus.diagnose.iteration.logged_growth import lacking
@@ -17,6 +17,7 @@ from argus.diagnose.iteration.regression import least_growth
 from argus.diagnose.ranks import links
 from argus.diagnose.ranks.lateness import RECENT_STEPS, find_episode
 from argus.diagnose.ranks.layout import stages_alike, unknown_partners
+from argus.diagnose.ranks.phase_times import listed_phases
 from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
@@ -139,7 +140,19 @@ def _of_healthy(case: Case, now_ns: float) -> str:
     if not case.asked.whole:
         return reason
     small = _too_small(usual, logged.least if logged is not None else "")
-    return _joined(reason, links.without_like(case), small)
+    return _joined(reason, links.without_like(case), small, _inside(logged))
+
+
+def _inside(logged: Logged | None) -> str:
+    """Where a slow rank would not show, however slow, a clause: inside timers of computing that contain the wait;
+    empty: it would, or nothing is known of ranks."""
+    if logged is None or not logged.partial or not logged.least:
+        return ""
+    contain = "contains" if len(logged.waits) == 1 else "contain"
+    return (
+        f"{listed_phases(logged.waits)} {contain} the wait for other ranks, and a rank that is slower inside would not "
+        "show"
+    )
 
 
 def _longer_for_a_while(case: Case) -> tuple[str, NDArray[np.float64]]:

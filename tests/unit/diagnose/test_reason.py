@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from argus.diagnose.case import Case
-from argus.diagnose.reason import _history
+from argus.diagnose.case import Asked, Case, Logged, Notes
+from argus.diagnose.reason import _history, _of_healthy
 
 STEPS = 40
 
@@ -32,3 +32,33 @@ def test_a_rank_that_still_is_the_last_is_not_said_to_have_recovered(until: int,
         across=None, reach=STEPS, calls=10.0,
     )  # fmt: skip
     assert _history(cast("Case", cast("Any", case))) == text
+
+
+@pytest.mark.parametrize(
+    ("waits", "partial", "text"),
+    [
+        (
+            ("backward",),
+            True,
+            "; backward contains the wait for other ranks, and a rank that is slower inside would not show",
+        ),
+        (
+            ("backward", "communication"),
+            True,
+            "; backward and communication contain the wait for other ranks, and a rank",
+        ),
+        (("communication",), False, ""),
+    ],
+)
+def test_a_bound_on_ranks_has_its_exception(waits: tuple[str, ...], partial: bool, text: str) -> None:
+    """A rank that is slower inside a timer that contains the wait looks like the others, by however much."""
+    logged = Logged(synchronous=True, least="a rank that needs less than 2.00 ms", partial=partial, waits=waits)
+    case = SimpleNamespace(
+        notes=Notes(logged=logged), across=None, lateness=None, gpus=None, transfers=None, baseline=None,
+        asked=Asked(), numbers=np.arange(STEPS), durations=np.full(STEPS, 10e6), threshold=0.05,
+    )  # fmt: skip
+    reason = _of_healthy(cast("Case", cast("Any", case)), 10e6)
+    bound = "as may a rank that needs less than 2.00 ms"
+    assert bound in reason
+    assert reason.partition(bound)[2].startswith(text)
+    assert ("would not show" in reason) is partial
