@@ -83,6 +83,8 @@ def read(
         label = description if description not in ("", "undefined") else f"process group {name}"
         seen.groups[group] = Group(group, label, tuple(int(rank) for rank in ranks))
     seen.pending = _calls(calls)
+    transfers = _rows(calls, "rank", "op", "peer")
+    seen.unpaired = {rank for rank, op, peer in transfers if peer < 0 and op in ("Send", "Recv")}
     pending = {(call.group, call.seq) for call in seen.pending if call.peer < 0}
     seen.same = [call for call in _calls(query(queries.DUMPED_SAME, params)) if (call.group, call.seq) in pending]
     rooted = query(queries.DUMPED_ROOTED, {**params, "ops": sorted(wavefront.ROOTED)})
@@ -232,6 +234,9 @@ def _suspect(
     if others:
         text = f"ranks wait in {others} other call{'s' * (others > 1)}, for these or for ranks that wait themselves"
         evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_PENDING, params)})
+    if front.unpaired:
+        text = f"{_unpaired_text(front)}: they are not named, since others are late without such a wait"
+        evidence.append({"text": text, "sql": runnable_sql(queries.DUMPED_PENDING, params)})
     if front.stale:
         count = f"{ranks_text(front.stale)} count{'s' * (len(front.stale) == 1)} as not dumped"
         evidence.append({"text": f"{_stale_text(front).split(':')[0]}: {count}",
@@ -373,6 +378,8 @@ def _ambiguity(front: Wavefront, culprits: Sequence[int], seen: Snapshot) -> str
         return "the dumps do not list the ranks of their process groups, and equal numbers may be different groups"
     if reasons == {"absent"} and len(set(culprits) - set(seen.silent)) > _few(seen):
         return "most of them may be well: import the dumps of all ranks"
+    if front.unpaired:
+        return f"{_unpaired_text(front)}, and may be late for a reason of their own"
     return ""
 
 
@@ -441,6 +448,11 @@ def _crossed_text(rank: int, front: Wavefront, seen: Snapshot) -> str:
     if pair.both:
         return f"rank {rank} called {first} before {then}, the others after it"
     return f"rank {rank} came to {first} first, the others to {then}"
+
+
+def _unpaired_text(front: Wavefront) -> str:
+    wait = "waits" if len(front.unpaired) == 1 else "wait"
+    return f"{ranks_text(front.unpaired)} {wait} in a send or a receive, with ranks that the dumps do not list"
 
 
 def _missing(ranks: Sequence[int], seen: Snapshot) -> list[str]:

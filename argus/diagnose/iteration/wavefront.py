@@ -17,6 +17,9 @@ ahead), or only in calls that everybody made, or with far fewer ranks than miss 
 all of the circle. A call that all its ranks made, and that none of them is
 held up before, is the end itself: one of its ranks' GPUs or the network between them, narrowed to ranks whose GPU
 completed nothing that they called later.
+
+Whom a transfer waits for may not be known, where the ranks of its group are not listed. Its rank waits all the same:
+of ranks that are late those are not at fault, unless nobody else is.
 """
 
 from __future__ import annotations
@@ -100,6 +103,7 @@ class Snapshot:
         went_past: The last record that a rank's GPU completed; -1 or not there: none is known.
         last_ns: When a rank made its last call.
         absent: Ranks without a record of theirs, such as those that are dead.
+        unpaired: Ranks with a pending send or receive whose other end is not known.
         silent: Those of them that NCCL's RAS reports not to answer, in words; ``dead``: that it considers dead.
     """
 
@@ -113,6 +117,7 @@ class Snapshot:
     went_past: dict[int, int] = field(default_factory=dict)
     last_ns: dict[int, int] = field(default_factory=dict)
     absent: set[int] = field(default_factory=set)
+    unpaired: set[int] = field(default_factory=set)
     silent: dict[int, str] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
 
@@ -172,6 +177,7 @@ class Wavefront:
         waits: The first call of each group that did not complete, those with the most waiting ranks first.
         lagging: Of a stalled rank, a group with the last call that it completed, and that its peers did.
         stale: Ranks whose record is of an earlier moment.
+        unpaired: Late ranks that are not at fault, since they wait in a transfer for somebody who is not known.
         stuck: Calls that all their ranks made and that nothing holds up.
     """
 
@@ -182,6 +188,7 @@ class Wavefront:
     waits: list[Wait] = field(default_factory=list)
     lagging: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     stale: Ranks = ()
+    unpaired: Ranks = ()
     stuck: list[Wait] = field(default_factory=list)
     timed_out: bool = False
 
@@ -386,8 +393,17 @@ class _Search:
                 circles += self._crossed(end, ranks, even=True) or self._crossed(end, ranks, transfers=True) or ranks
         if circles:
             result.circle, result.candidates = True, tuple(sorted({*circles, *result.candidates}))
+        self._spare()
         result.stuck = [self.nodes[node] for node in stuck if node in self.nodes]
         self._narrow(stuck)
+
+    def _spare(self) -> None:
+        """Takes late ranks that wait for somebody unknown from those at fault, if a rank that was recorded is left."""
+        result = self.found
+        waiting = {rank for rank in self.seen.unpaired if result.at_fault.get(rank) == "late"}
+        if any(why != "absent" and rank not in waiting for rank, why in result.at_fault.items()):
+            result.unpaired = tuple(sorted(waiting))
+            result.at_fault = {rank: why for rank, why in result.at_fault.items() if rank not in waiting}
 
     def _reason(self, rank: int) -> Reason:
         if rank not in self.recorded:

@@ -215,6 +215,21 @@ def test_a_receive_begun_ahead_is_no_reason_to_wait() -> None:
     assert find(seen).at_fault == {1: "late"}
 
 
+def test_who_waits_for_somebody_unknown_is_named_last() -> None:
+    """Data parallel pairs 0,1 and 2,3 and 4,5. Ranks 0 and 2 wait in transfers whose other end is not known."""
+    pending = [Call(rank, 1 + rank // 2, 9, 4, "AllReduce") for rank in (1, 3, 5)]
+    done = {(rank, 1 + rank // 2): 3 for rank in range(6)}
+    issued = done | {(call.rank, call.group): call.seq for call in pending}
+    groups = {1 + pair: Group(1 + pair, "dp", (2 * pair, 2 * pair + 1)) for pair in range(3)}
+    found = find(Snapshot(groups, set(range(6)), pending, issued, done, unpaired={0, 2}))
+    assert (found.at_fault, found.unpaired) == ({4: "late"}, (0, 2))
+    # A rank without a dump may wait as well; and somebody is at fault.
+    found = find(Snapshot(groups, set(range(4)) | {5}, pending, issued, done, absent={4}, unpaired={0, 2}))
+    assert (found.at_fault, found.unpaired) == ({0: "late", 2: "late", 4: "absent"}, ())
+    found = find(Snapshot(groups, set(range(6)), pending, issued, done, unpaired={0, 2, 4}))
+    assert (sorted(found.at_fault), found.unpaired) == ([0, 2, 4], ())
+
+
 def test_of_ranks_that_wait_in_transfers_the_first_to_stop_is_looked_at() -> None:
     """Stages 0 and 1 wait to receive from one another; 1 made its last call 40 ms before."""
     pending = [Call(1, 1, 10, -1, "Recv", peer=0), Call(0, 1, 10, -1, "Recv", peer=1)]

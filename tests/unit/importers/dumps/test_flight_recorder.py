@@ -156,6 +156,19 @@ def test_without_the_ranks_of_groups_nobody_is_said_to_be_there(
     assert said in finding["action"]
 
 
+def test_pending_transfers_with_unknown_ranks_are_waits(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Format 2.1 does not list the ranks of groups, so that whom a send goes to is not known; rank 4 has none."""
+    job = flight_dumps.job(1, 4, 2)
+    at = [place for place, item in enumerate(job.programs[4]) if item.op == "send"][6]
+    folder = flight_dumps.write(tmp_path / "d", run(job, [Fault("cpu", 4, at)]), "2.1", as_json=True)
+    (one,) = imported(folder, url, "unknown ends", capsys)["findings"]
+    text = texts({"findings": [one]})
+    assert (one["ranks"], one["confidence"]) == ([4], 0.5), text
+    assert "ranks 0, 2, 6 wait in a send or a receive, with ranks that the dumps do not list" in text
+
+
 # ---- what is stored
 
 
