@@ -552,6 +552,11 @@ def _action(front: Wavefront, culprits: list[int], doubt: str, seen: Snapshot) -
         return f"One of {them} holds up the others: look at their GPUs (nvidia-smi -q, the kernel log: XID)."
     if set(culprits) <= set(front.crossed):
         call = "calls" if len(culprits) == 1 else "call"
+        if not all(front.crossed[rank].both for rank in culprits):
+            return (
+                f"See why {them} {call} collectives in another order than the others, or {call} other ones: the ranks' "
+                "control flow differs."
+            )
         return (
             f"See why {them} {call} collectives in another order than the others: over all groups, the order must be "
             "the same on all ranks."
