@@ -218,8 +218,10 @@ def _by_few_steps(verdict: Verdict, case: Case) -> None:
     query, params, numbers = case.query, case.params, case.numbers
     suspects = short.slow_ranks(query, params, numbers, case.durations, case.hosts, case.across, case.threshold)
     step_ns = float(np.median(case.durations)) if len(numbers) else 0.0
-    if not suspects and len(numbers):
-        suspects, step_ns = short.waiting(case)
+    if len(numbers):
+        waiting, of_gpus_ns = short.waiting(case, [rank for suspect in suspects for rank in suspect.ranks])
+        step_ns = of_gpus_ns if waiting or not suspects else step_ns
+        suspects += waiting
     rest = f"{verdict['reason']} for what the GPUs' own times do not show: late ranks, changes"
     if suspects:
         verdict["status"] = "degraded"

@@ -7,7 +7,7 @@ step times alone need; where the GPUs' own times show it, fewer are enough.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import comb
 from typing import Any
 
@@ -21,6 +21,7 @@ from argus.diagnose.iteration.regression import REGRESSION, Regression
 from argus.diagnose.kernels import distributions
 from argus.diagnose.ranks import links, stage_links
 from argus.diagnose.ranks.lateness import Straggler, by_chance
+from argus.diagnose.ranks.slow_gpus import FACTOR, cost_of
 from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.peers import between_stages, mesh_of
@@ -52,6 +53,8 @@ SURE = 0.9
 """Confidence at most; with few steps it is less."""
 SINGLE = 0.8
 """The same of single kernels, against that of a GPU that is slow in all: the others may have other data."""
+SETS = 1_000_000
+"""Sets of ranks that may be the late ones that a chance is computed with, at most; with more it is all but 0."""
 
 
 def find_short_regression(durations: Float, compute: Float) -> Regression | None:
@@ -179,7 +182,29 @@ def slow_ranks(
         lost_ns = sum(one.cost_ns for one in kernels)
         if rank not in named and lost_ns >= threshold * step_ns:
             suspects.append(_suspect_by_kernels(rank, kernels, lost_ns, numbers, step_ns, hosts, shown))
+    slow = np.flatnonzero(np.isin(times.ranks, [rank for suspect in suspects for rank in suspect.ranks]))
+    for suspect in suspects:
+        own = np.flatnonzero(np.isin(times.ranks, suspect.ranks))
+        cost_ns = cost_of(times, mesh, own, slow, suspect.lost_ns)
+        _lower(suspect, cost_ns, step_ns, threshold, runnable_sql(queries.GPU_TIMES, window))
     return suspects
+
+
+def _lower(suspect: Suspect, cost_ns: float, step_ns: float, threshold: float, shown: str) -> None:
+    """Makes a slow GPU cost what the others wait for it, ns: with less than the threshold it is masked."""
+    excess_ns = suspect.lost_ns
+    if cost_ns >= excess_ns:
+        return
+    visible = cost_ns >= threshold * step_ns
+    text = (
+        f"it has {duration(cost_ns)} a step more to do than the busiest of the others, of {duration(step_ns)}"
+        if visible
+        else "the step does not wait for it yet: others have as much to do, or are kept waiting by their CPUs, which "
+        f"hides {duration(excess_ns - cost_ns)} of {duration(excess_ns)}"
+    )
+    suspect.kind = "compute_straggler" if visible else "masked_compute_straggler"
+    suspect.lost_ns, suspect.slowdown = cost_ns, slowdown_of(step_ns, cost_ns)
+    suspect.cost = {"text": text, "sql": shown}
 
 
 def gpus_of(case: Case) -> gpu_times.GpuWindow | None:
@@ -195,11 +220,12 @@ def gpus_of(case: Case) -> gpu_times.GpuWindow | None:
     return gpu_times.GpuWindow(times, None, mesh, window)
 
 
-def waiting(case: Case) -> tuple[list[Suspect], float]:
+def waiting(case: Case, slow: Collection[int] = ()) -> tuple[list[Suspect], float]:
     """What GPUs wait for in a recording of few steps: their CPUs, in each step or in some, or a link; and what a step
     takes on the GPUs, ns.
 
     Args:
+        slow: Ranks whose GPUs are slow in each step, which are no stalls.
         case: From here on with what its GPUs did, and their steps: a loop that has not filled the queues yet is far
             ahead. Without who came late.
     """
@@ -212,7 +238,7 @@ def waiting(case: Case) -> tuple[list[Suspect], float]:
         _idle_in_each_step(case, seen)
         or links.of_steps(case, FEWEST)
         or stage_links.detect(case)
-        or stalls.detect(case)
+        or [stall for stall in stalls.detect(case) if not set(stall.ranks) <= set(slow)]
     )
     count = len(seen.now.steps)
     for suspect in suspects:
@@ -222,26 +248,59 @@ def waiting(case: Case) -> tuple[list[Suspect], float]:
 
 def _idle_in_each_step(case: Case, seen: gpu_times.GpuWindow) -> list[Suspect]:
     """Ranks whose GPUs have nothing to do for longer than those with the same work, or than the other stages of a
-    pipeline of one rank a stage."""
+    pipeline of one rank a stage. Up to half of them may be."""
     now, mesh = seen.now, seen.mesh
     step_ns, count = float(np.median(row_medians(now.step))), len(now.steps)
+    least = case.threshold * step_ns
     labels = np.unique(mesh.stage)
     alone = mesh.staged and len(labels) == len(now.ranks)
     together = [np.arange(len(now.ranks))] if alone else [np.flatnonzero(mesh.stage == one) for one in labels.tolist()]
     suspects = []
+    own = row_medians(now.compute + now.idle)
     for members in (part for part in together if len(part) > 1):
         lead = now.idle[members] - low_median(now.idle[members])
-        typical = row_medians(lead)
-        place = int(typical.argmax())
-        gain = float(typical[place] - np.delete(typical, place).max())
-        least = case.threshold * step_ns
-        if gain < least or np.nanmin(lead[place]) < min(gain / 2, least):
-            continue
-        rank, chance = int(now.ranks[members[place]]), by_chance(count, count, 1, len(members))
-        straggler = Straggler((rank,), gain, 1.0, chance, count, idle=True, whole_stage=alone)
-        suspect = lost_time.suspect_of(case, lost_time.explain(case, straggler, int(case.numbers[0])))
-        suspects.append(suspect)
+        typical, late = row_medians(lead), _late(lead, least)
+        # In a pipeline a rank is compared with its stage: what other stages have to do comes earlier or later.
+        aside = np.setdiff1d(np.arange(len(now.ranks)), members) if mesh.staged else late[:0]
+        losses = []
+        left = late.tolist()
+        while left:
+            alike = np.array([place for place in left if own[members[left[0]]] < FACTOR * own[members[place]]])
+            left = [place for place in left if place not in alike]
+            gain = float(np.median(typical[alike]) - np.delete(typical, late).max())
+            if not alone:
+                gain = cost_of(now, mesh, members[alike], np.union1d(aside, members[late]), gain)
+            if gain < least:
+                continue
+            chance = by_chance(count, count, 1, min(comb(len(members), len(alike)), SETS))
+            ranks = tuple(np.sort(now.ranks[members[alike]]).tolist())
+            straggler = Straggler(ranks, gain, 1.0, chance, count, idle=True, whole_stage=alone)
+            losses.append(lost_time.explain(case, straggler, int(case.numbers[0])))
+        # All wait for the latest: together they cost no more than that one.
+        share = max((loss.loss_ns for loss in losses), default=0.0) / max(sum(loss.loss_ns for loss in losses), 1.0)
+        for loss in losses:
+            loss.loss_ns *= share
+            suspects.append(lost_time.suspect_of(case, loss))
     return suspects
+
+
+def _late(lead: Float, least: float) -> Int:
+    """Those that are late in each step, the latest first; at most half of all.
+
+    Args:
+        lead: By how much each rank is idle for longer than usual, shape (ranks, steps), ns.
+        least: By how much those that are late must differ from the others, ns.
+
+    Returns:
+        Their places.
+    """
+    typical = row_medians(lead)
+    order = np.argsort(-typical, kind="stable")
+    half = len(order) // 2
+    apart = np.flatnonzero(typical[order[:half]] - typical[order[1 : half + 1]] >= least)
+    late = order[: apart[-1] + 1] if len(apart) else order[:0]
+    each = np.nanmin(lead[late], axis=1, initial=np.inf) >= np.minimum(typical[late] / 2, least)
+    return np.asarray(late[each])
 
 
 def _alone_in_stages(

@@ -298,7 +298,7 @@ def _one(now: GpuTimes, mesh: Mesh, before: GpuTimes | None, slow: Int, peers: I
         phase=phase,
         factor=factor,
         excess_ns=excess,
-        cost_ns=_cost(now, mesh, slow, slow_places, excess, before),
+        cost_ns=cost_of(now, mesh, slow, slow_places, excess, before),
         compute_ns=float(np.median(row_medians(now.compute[slow]))),
         persistence=float(np.mean(series > excess / 2)),
         waited_ns=_waited(now, slow, peers) if before is None else np.inf,
@@ -311,7 +311,9 @@ def _waited(now: GpuTimes, slow: Int, peers: Int) -> float:
     return float(np.nanmedian(longer)) if len(peers) and not np.isnan(longer).all() else np.inf
 
 
-def _cost(now: GpuTimes, mesh: Mesh, slow: Int, slow_places: Int, excess: float, before: GpuTimes | None) -> float:
+def cost_of(
+    now: GpuTimes, mesh: Mesh, slow: Int, slow_places: Int, excess: float, before: GpuTimes | None = None
+) -> float:
     """What the job loses to these ranks in a step, ns, at most their excess.
 
     A step takes as long as the rank that has the most to do itself, computing or doing nothing, waits left out: the
