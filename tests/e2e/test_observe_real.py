@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from argus.compare.observe import exposed
+from argus.live import command
+from argus.live.account import Account
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query_columns
@@ -281,3 +283,18 @@ def test_the_account_of_a_traced_command_is_of_the_command_alone(tmp_path: Path,
     assert told["wall_ns"] >= 0.3e9
     assert told["user_ns"] + told["system_ns"] < told["wall_ns"]
     assert argus_verb("run", "--account", str(tmp_path / "no/such/folder/x"), "--", "true").returncode == 2
+
+
+def test_the_wall_time_of_an_account_is_the_command_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argus's own process may get a CPU long after the command has begun, or ended."""
+    starting = subprocess.Popen
+
+    class Late(starting):  # type: ignore[type-arg]
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            time.sleep(0.5)
+
+    monkeypatch.setattr(subprocess, "Popen", Late)
+    account = Account(tmp_path / "account", "on")
+    assert command.run(["true"], dict(os.environ), account=account) == 0
+    assert json.loads((tmp_path / "account").read_text())["wall_ns"] >= 0.5e9

@@ -225,9 +225,9 @@ def waiting(case: Case, slow: Collection[int] = ()) -> tuple[list[Suspect], floa
     takes on the GPUs, ns.
 
     Args:
-        slow: Ranks whose GPUs are slow in each step, which are no stalls.
         case: From here on with what its GPUs did, and their steps: a loop that has not filled the queues yet is far
             ahead. Without who came late.
+        slow: Ranks whose GPUs are slow in each step, which are no stalls.
     """
     seen = gpus_of(case)
     if seen is None:

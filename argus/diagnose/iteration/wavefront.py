@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -48,8 +48,10 @@ FEW = 2
 """Of a call that all its ranks made, so many are named together."""
 
 Ranks = tuple[int, ...]
-Node = int | tuple[int, int, int, int]
-"""A rank, or a call: group, number, and for a transfer who receives and who sends."""
+CallNode = tuple[int, int, int, int]
+"""A call: group, number, and for a transfer who receives and who sends; -1 for a collective."""
+Node = int | CallNode
+"""A rank, or a call."""
 
 
 @dataclass(frozen=True)
@@ -422,34 +424,37 @@ class _Search:
             even: Of two orders that are as frequent, all of these ranks, if there is nothing clearer.
             transfers: A transfer and a collective instead. Either may have been begun ahead, so that shows less.
         """
-        inside = sorted(node for node in circle if isinstance(node, tuple))
         clear: set[int] = set()
         equal: set[int] = set()
-        for one, other in itertools.combinations(inside, 2):
+        for _, ways, rarer in self._orders(circle, ranks, transfers=transfers):
+            if rarer:
+                clear.update(rank for rank, way in ways.items() if way == rarer)
+            else:
+                equal.update(ways)
+        return sorted(clear or (equal if even or transfers else ()))
+
+    def _orders(
+        self, circle: set[Node], ranks: Sequence[int], *, transfers: bool = False
+    ) -> Iterator[tuple[tuple[CallNode, CallNode], dict[int, int], int]]:
+        """Each two calls of a circle that ranks called in different orders: the calls; the order of each rank, as
+        ``_order`` has it; and the rarer order, 0 if both are as frequent. ``transfers`` as in ``_crossed``."""
+        for one, other in itertools.combinations(sorted(node for node in circle if isinstance(node, tuple)), 2):
             if (one[1] < 0) + (other[1] < 0) != transfers:
                 continue
-            first = {rank: way for rank in ranks if (way := self._order(rank, one, other))}
-            counts = Tally(first.values()).most_common()
-            if len(counts) < 2:
-                continue
-            if counts[0][1] > counts[1][1]:
-                clear.update(rank for rank, way in first.items() if way == counts[1][0])
-            else:
-                equal.update(first)
-        return sorted(clear or (equal if even or transfers else ()))
+            ways = {rank: way for rank in ranks if (way := self._order(rank, one, other))}
+            counts = Tally(ways.values()).most_common()
+            if len(counts) == 2:
+                yield (one, other), ways, counts[1][0] if counts[0][1] > counts[1][1] else 0
 
     def _pair(self, circle: set[Node], ranks: Sequence[int], rank: int) -> Crossed:
         """The two collectives that a rank called in another order than most: of several pairs the one that most ranks
         called, and of these the one that its rank had come to last."""
-        inside = sorted(node for node in circle if isinstance(node, tuple) and node[1] >= 0)
         found: list[tuple[int, int, Crossed]] = []
-        for one, other in itertools.combinations(inside, 2):
-            ways = {each: way for each in ranks if (way := self._order(each, one, other))}
-            counts = Tally(ways.values()).most_common()
-            if len(counts) < 2 or counts[0][1] == counts[1][1] or ways.get(rank) != counts[1][0]:
+        for pair, ways, rarer in self._orders(circle, ranks):
+            if not rarer or ways.get(rank) != rarer:
                 continue
-            first, then = (one, other) if ways[rank] == 1 else (other, one)
-            both = all((each, node) in self.records for each in ways for node in (one, other))
+            first, then = pair if rarer == 1 else pair[::-1]
+            both = all((each, node) in self.records for each in ways for node in pair)
             found.append((len(ways), self.records[rank, first], Crossed(first[:2], then[:2], both)))
         return max(found, key=lambda each: each[:2])[2]
 
