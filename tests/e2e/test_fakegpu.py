@@ -165,9 +165,10 @@ def test_nonsense_is_refused(script):
 
 OBSERVER = """
 class Record(C.Structure):
-    _fields_ = [("kind", U), ("copy", U), ("name", C.c_char_p), ("queued", C.c_int64), ("start", C.c_int64),
-                ("end", C.c_int64), ("transfer", C.c_int64), ("correlation", L), ("bytes", L), ("device", U),
-                ("stream", U), ("grid", U * 3), ("block", U * 3), ("shared", U), ("graph", U), ("node", U)]
+    _fields_ = [("kind", U), ("copy", U), ("name", C.c_char_p), ("called", C.c_int64), ("queued", C.c_int64),
+                ("start", C.c_int64), ("end", C.c_int64), ("transfer", C.c_int64), ("correlation", L), ("bytes", L),
+                ("device", U), ("stream", U), ("grid", U * 3), ("block", U * 3), ("shared", U), ("graph", U),
+                ("node", U)]
 class Api(C.Structure):
     _fields_ = [("domain", U), ("name", C.c_char_p), ("correlation", L), ("start", C.c_int64), ("end", C.c_int64),
                 ("result", C.c_int)]
