@@ -230,6 +230,7 @@ def test_steps_that_were_longer_for_a_while_are_mentioned(
 
 
 @pytest.mark.parametrize(("share", "kinds"), [(0.2, ["jitter"]), (0.01, [])])
+@pytest.mark.thorough(first=1)
 def test_long_steps_by_turns_are_jitter_of_nobody(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], share: float, kinds: list[str]
 ) -> None:
@@ -249,6 +250,7 @@ def test_long_steps_by_turns_are_jitter_of_nobody(
 
 
 @pytest.mark.parametrize("rank", [5, None])
+@pytest.mark.thorough(first=1)
 def test_long_steps_that_the_log_shows_to_be_one_ranks_are(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], rank: int | None
 ) -> None:
@@ -318,6 +320,7 @@ def test_a_warm_up_and_two_evaluations_are_no_jitter(
         ("wait inside communication", "communication", "infrastructure", "network of all ranks", "more than before"),
     ],
 )  # fmt: skip
+@pytest.mark.thorough(first=1)
 def test_all_slower_is_a_regression_of_nobody(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], layout: str, where: str, owner: str, action: str,
     claim: str,
@@ -361,6 +364,7 @@ def test_a_rank_whose_rows_end_early_is_said(tmp_path: Path, url: str, capsys: p
 
 
 @pytest.mark.parametrize("at", ["", "0.001", "10"])
+@pytest.mark.thorough(first=1)
 def test_without_step_times_the_slow_rank_is_named(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], at: str
 ) -> None:

@@ -632,6 +632,7 @@ def test_an_event_of_odd_values_is_counted(tmp_path: Path, key: str, value: Any)
 
 
 @pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.thorough(first=1)
 def test_true_and_false_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: bool) -> None:
     """Python counts them as 1 and 0, and the store takes neither as a rank."""
     content = trace()

@@ -96,6 +96,7 @@ def test_the_named_rank_is_pinned_and_bright(slow: Made) -> None:
     assert [mark["step"] for mark in view["marks"]] == [slow.page["verdict"]["findings"][0]["steps"][0]]
 
 
+@pytest.mark.thorough
 def test_the_measure_in_which_the_named_rank_stands_out_comes_first(slow: Made, pages: Pages) -> None:
     # All ranks of a step wait for the slow one: by step times it is like the others.
     assert slow.view("heatmap")["measures"][0]["key"] == "computing"
@@ -347,6 +348,7 @@ def test_what_if_bars_are_the_verdicts(slow: Made) -> None:
     assert slow.view("whatif")["least"] == 0.1, "a job without anything slow has no long bars"
 
 
+@pytest.mark.thorough
 def test_kernels_of_a_rank_that_others_do_not_wait_for_are_no_reason(slow: Made, report_store: Store) -> None:
     """A rank that loads data for longer has some kernel that takes a trifle longer than on its peers."""
     assert f"in which rank {SLOW} on" in slow.panel("kernels")["lead"]

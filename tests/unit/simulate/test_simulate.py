@@ -361,7 +361,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.thorough(first=4)
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(("mesh", "fault"), [case[1:] for case in NAMED], ids=[case[0] for case in NAMED])
 def test_who_is_behind_it_is_named(shared: Store, request: pytest.FixtureRequest, mesh: Mesh, fault: str) -> None:
     """Where others come late as well, or nobody does: the kind and the rank of the truth."""
@@ -398,6 +398,7 @@ def test_all_ranks_of_a_host_that_wait_for_a_cpu_are_named(shared: Store) -> Non
     ],
     ids=["many", "long"],
 )
+@pytest.mark.thorough(first=1)
 def test_stalls_of_one_rank_among_those_that_others_have(
     shared: Store, noise: Noise, steps: int, is_reported: str
 ) -> None:

@@ -59,6 +59,7 @@ def test_batches_become_numbered_files_and_come_back(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("table", table_columns())
+@pytest.mark.thorough(first=4)
 def test_every_column_of_every_table_is_loaded(folder: Path, store: Store, table: str) -> None:
     # Times far in the future: nothing expires while the test runs.
     given = {

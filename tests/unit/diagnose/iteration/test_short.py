@@ -51,6 +51,7 @@ def test_what_the_gpus_times_show_of_few_steps(shared: Store, mesh: Mesh, fault:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(dp=8), Mesh(pp=4), Mesh(dp=4, tp=2), Mesh(dp=2, pp=4)])
+@pytest.mark.thorough(first=1)
 def test_few_steps_of_a_healthy_job_name_nobody(shared: Store, mesh: Mesh) -> None:
     verdict = verdict_on(shared, f"well {mesh}", mesh, 8)
     assert (verdict["status"], verdict["findings"]) == ("inconclusive", [])
@@ -62,6 +63,7 @@ def test_three_steps_are_too_few_for_what_gpus_wait_for(shared: Store) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(16, 8), (20, 8), (12, 6), (8, 16)])
+@pytest.mark.thorough(first=1)
 def test_a_change_near_an_end_is_reported_where_it_is(shared: Store, before: int, after: int) -> None:
     job = f"change {before} {after}"
     verdict = verdict_on(shared, job, Mesh(dp=4), before + after, f"regression:loud:from={before}")

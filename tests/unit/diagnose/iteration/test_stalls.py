@@ -30,6 +30,7 @@ GPU_STEPS = "SELECT duration_ns AS step_ns FROM gpu_steps WHERE job = {job:Strin
 
 
 @pytest.mark.parametrize("kind", ["gc_pause", "jit_stall", "jitter"])
+@pytest.mark.thorough(first=1)
 def test_stalls_of_one_rank_have_one_begin_and_one_cost(shared: Store, kind: str) -> None:
     fault = parse(f"{kind}:loud:ranks=6:from={BEGUN}")
     write(shared, kind, Spec(Mesh(dp=8), faults=[fault], steps=100, seed=0), run=1, start_ns=START_NS)
@@ -91,6 +92,7 @@ def test_stalls_of_a_loop_that_never_waits_for_its_gpu_are_seen_by_the_gpus(shar
 
 
 @pytest.mark.parametrize("steps", [20, 60])
+@pytest.mark.thorough(first=1)
 def test_two_stalls_are_enough_in_few_steps_only(shared: Store, steps: int) -> None:
     """Nobody saves a checkpoint every ten steps; every thirty somebody may."""
     job = f"two-{steps}"
@@ -136,6 +138,7 @@ def test_a_rank_that_recovered_in_a_short_recording(shared: Store) -> None:
 
 
 @pytest.mark.parametrize("stalls", [(0, 1, 2, 3, 4, 5, 9), (1, 2, 3, 4, 5, 6), (0, 1, 2, 6, 7, 8)])
+@pytest.mark.thorough(first=1)
 def test_a_rank_that_was_slow_again_or_until_now_has_not_recovered(shared: Store, stalls: tuple[int, ...]) -> None:
     job = f"again-{stalls}"
     write(shared, job, Spec(Mesh(dp=16), steps=16, seed=3), run=1, start_ns=START_NS)

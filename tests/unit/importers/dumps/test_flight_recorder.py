@@ -102,6 +102,7 @@ def test_ranks_at_fault_that_left_no_dump_are_named(
 
 @pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
 @pytest.mark.parametrize("missing", [(3, 10), range(8)], ids=["two", "half"])
+@pytest.mark.thorough(first=1)
 def test_innocent_ranks_without_a_dump_make_nothing_less_sure(
     name: str, missing: Sequence[int], tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,7 +201,7 @@ def test_calls_groups_and_ranks_are_stored(tmp_path: Path, url: str, capsys: pyt
     assert "there is no dump of rank 5" in found["reason"]
 
 
-@pytest.mark.thorough(first=5)
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_every_version_names_the_rank(
@@ -212,7 +213,7 @@ def test_every_version_names_the_rank(
     assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [3])
 
 
-@pytest.mark.thorough(first=4)
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("kind", ["cpu", "dead", "gpu", "other"])
 @pytest.mark.parametrize("active", [False, True])
 def test_hangs_of_all_kinds(
@@ -238,6 +239,7 @@ def test_hangs_of_all_kinds(
 
 
 @pytest.mark.parametrize("active", [False, True])
+@pytest.mark.thorough(first=1)
 def test_batches_of_transfers_have_the_state_of_the_batch(
     active: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -587,6 +589,7 @@ PLAIN = st.recursive(
 
 @given(PLAIN, st.integers(0, 5))
 @settings(max_examples=CASES)
+@pytest.mark.thorough
 def test_plain_data_comes_back_as_it_was(value: Any, protocol: int) -> None:
     assert plain_pickle.loads(pickle.dumps(value, protocol=protocol)) == value
 

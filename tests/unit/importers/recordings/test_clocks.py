@@ -279,7 +279,7 @@ def test_recordings_of_few_steps(tmp_path: Path, url: str, capsys: pytest.Captur
     assert "5 whole steps were seen, 10 are needed" in found["reason"]
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_slow_link_of_groups_that_only_send_and_receive(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], victim: int
@@ -298,7 +298,7 @@ def test_stalls_of_each_step_may_differ(tmp_path: Path, url: str, capsys: pytest
     assert not right(job, found), found
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [12, 5])
 def test_a_slow_gpu_that_is_alone_in_its_stage(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], steps: int

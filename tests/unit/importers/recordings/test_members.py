@@ -126,7 +126,7 @@ def test_ends_that_make_no_sense_are_no_communicator_and_no_error(tmp_path: Path
     assert infer_members(recordings) == {}
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["link", "healthy"])
 @pytest.mark.parametrize("hosts", [1, 8])
 def test_slow_links_of_communicators_that_nobody_names(
