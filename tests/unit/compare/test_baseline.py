@@ -73,6 +73,7 @@ def test_who_has_to_act_follows_from_what_became_longer(store: Store) -> None:
             query_columns(store, one["sql"].rstrip(";"))
 
 
+@pytest.mark.thorough
 def test_a_verdict_that_nobody_reads_to_its_end_is_stored_all_the_same(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_run_is_not_compared_with_itself(store: Store) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["status", "ended", "complete"])
+@pytest.mark.thorough(first=1)
 def test_only_a_whole_healthy_run_is_learned(store: Store, lacks: str) -> None:
     verdict = run(store, "llama", 1)
     if lacks == "status":

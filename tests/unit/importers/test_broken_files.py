@@ -140,6 +140,7 @@ def test_traces_with_odd_values(tmp_path_factory: pytest.TempPathFactory, change
 
 @cases
 @given(VALUES, st.integers(0, 2000))
+@pytest.mark.thorough
 def test_json_that_is_no_trace(tmp_path_factory: pytest.TempPathFactory, value: Any, depth: int) -> None:
     path = _file(tmp_path_factory, "rank0.json")
     path.write_text('{"traceEvents": ' + "[" * depth + json.dumps(value) + "]" * depth + "}")

@@ -251,6 +251,7 @@ def test_noisy_rank_that_is_always_slow_is_no_jitter(
     assert (one["kind"], one["ranks"]) == ("compute_straggler", [4])
 
 
+@pytest.mark.thorough
 def test_recovered_rank_is_reported_beside_checkpoints(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

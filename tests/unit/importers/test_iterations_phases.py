@@ -297,6 +297,7 @@ def test_the_rank_in_the_name_of_a_file(name: str, rank: int | None) -> None:
     assert tables.number_in(Path(name)) == rank
 
 
+@pytest.mark.thorough
 def test_a_warm_up_and_two_evaluations_are_no_jitter(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

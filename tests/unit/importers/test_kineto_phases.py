@@ -49,7 +49,7 @@ def verdict_of(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "first"), [("save_checkpoint", True), ("all_gather_metrics", True), ("my_logging", False)]
 )

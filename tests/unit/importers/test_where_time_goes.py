@@ -24,7 +24,7 @@ RECORDINGS = {
 }
 
 
-@pytest.mark.thorough(first=2)
+@pytest.mark.thorough(first=1)
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the reference recordings are not at {DATA} (ARGUS_REFERENCE_DATA)")
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recording_has_parts_and_advice(shared: Store, name: str) -> None:

@@ -424,7 +424,7 @@ def test_stalls_beside_another_fault(shared: Store) -> None:
     )
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "dp", "run"), [("quiet:ranks=6:from=40", 4, 89), ("loud:ranks=6", 4, 91), ("loud:ranks=2:from=40", 1, 92)]
 )
@@ -541,7 +541,7 @@ def test_kernels_are_summed_up_as_they_are_listed_one_by_one(monkeypatch: pytest
     assert stored == took
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("tp", "fault", "kind", "text"), [
     (1, "compute_straggler:ranks=2:from=0", "compute_straggler", "and a launch takes 2.00 times as long: a slow GPU"),
     (1, "stage_imbalance:from=0", "stage_imbalance", "takes as long as in other stages (1.00x): more work"),

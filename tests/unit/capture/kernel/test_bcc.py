@@ -52,7 +52,7 @@ def test_it_compiles_against_the_bundled_headers_whatever_the_user_set(monkeypat
         bcc.load.cache_clear()
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.kernel
 @pytest.mark.parametrize("machine", ["x86", "arm64"])
 def test_the_programs_compile_for_both_architectures(machine: str) -> None:

@@ -198,6 +198,7 @@ _NEWEST_MAP = 27
 
 
 @pytest.mark.kernel
+@pytest.mark.thorough
 def test_the_oldest_kernel_has_every_helper_and_kind_of_map(monkeypatch: pytest.MonkeyPatch) -> None:
     """scripts/kernels asks the verifiers of other kernels."""
     seen: list[compile.Compiled] = []

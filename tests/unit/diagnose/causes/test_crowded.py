@@ -30,7 +30,7 @@ def used(store: Store, job: str, busy: float, others: float, stolen: float = 0.0
         })  # fmt: skip
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("job", "busy", "others", "kind"),
     [
@@ -108,7 +108,7 @@ def test_gpus_are_not_slowed_by_a_crowd(shared: Store) -> None:
     assert finding["kind"] == "compute_straggler"
 
 
-@pytest.mark.thorough(first=3)
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(
     ("job", "own", "others", "asleep", "kind"),
     [

@@ -128,6 +128,7 @@ def watched_ranks(query: Gpus, until: int) -> Continuous:
     return watch
 
 
+@pytest.mark.thorough
 def test_a_rank_that_gets_slower_bit_by_bit() -> None:
     query = Gpus(3, 100, 400)
     watch = watched_ranks(query, 330)
@@ -153,6 +154,7 @@ def store(tmp_path: Any) -> Any:
         yield opened
 
 
+@pytest.mark.thorough
 def test_growth_that_no_window_shows_is_reported_by_who_follows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.05 % a step, of which a window of 60 steps shows 3 %."""
     monkeypatch.setattr(module, "STEPS", 60)

@@ -98,6 +98,7 @@ def test_a_step_change_is_found_where_it_is(growth: float) -> None:
     assert np.median([event.after / event.before for event in found.values()]) == pytest.approx(growth, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_slow_growth_adds_up() -> None:
     """0.05 % a step: no two neighbouring windows differ by as much as they scatter."""
     times = healthy("normal") * np.exp(np.maximum(np.arange(STEPS) - 150, 0) * 5e-4)

@@ -106,6 +106,7 @@ def test_growth_when_argus_changes_is_not_the_jobs(shared: Store) -> None:
     assert kinds(other) == ["regression"]
 
 
+@pytest.mark.thorough
 def test_one_rank_on_cpus_is_held_to_more(shared: Store) -> None:
     """Clocks and caches move its times; nobody else's confirm it."""
     verdict = judged(shared, "a little slower", 115)

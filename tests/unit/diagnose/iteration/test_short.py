@@ -92,7 +92,7 @@ def verdict_with_kernels(store: Store, job: str, steps: int, slow: int, *faults:
     return diagnose(query, job, 1)
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [4, 8])
 def test_a_slow_gpu_hides_no_loader_that_costs_more(shared: Store, steps: int) -> None:
     loader = "data_loading:loud:ranks=3"
@@ -111,6 +111,7 @@ def test_a_slow_gpu_that_all_wait_for_costs_what_it_computes_longer(shared: Stor
     assert finding["slowdown"] == pytest.approx(1.15, abs=0.05)
 
 
+@pytest.mark.thorough
 def test_two_ranks_with_equally_slow_loaders(shared: Store) -> None:
     one = verdict_on(shared, "one loader", Mesh(dp=4), 6, "data_loading:loud:ranks=1")
     two = verdict_on(shared, "two loaders", Mesh(dp=4), 6, *(f"data_loading:loud:ranks={rank}" for rank in (1, 3)))
@@ -119,6 +120,7 @@ def test_two_ranks_with_equally_slow_loaders(shared: Store) -> None:
     assert two["slowdown"] == pytest.approx(one["slowdown"], rel=0.05)
 
 
+@pytest.mark.thorough
 def test_loaders_that_are_not_equally_slow(shared: Store) -> None:
     faults = "data_loading:loud:ranks=1", "data_loading:quiet:ranks=3"
     one = verdict_on(shared, "loud", Mesh(dp=8), 6, faults[0])

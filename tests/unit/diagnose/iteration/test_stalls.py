@@ -92,7 +92,7 @@ def test_stalls_of_a_loop_that_never_waits_for_its_gpu_are_seen_by_the_gpus(shar
 
 
 @pytest.mark.parametrize("steps", [20, 60])
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 def test_two_stalls_are_enough_in_few_steps_only(shared: Store, steps: int) -> None:
     """Nobody saves a checkpoint every ten steps; every thirty somebody may."""
     job = f"two-{steps}"

@@ -53,7 +53,7 @@ def test_ranks_that_were_not_seen_before_are_left_out() -> None:
     assert slower(kernels((1, 10, 2.0), ranks=0), BEFORE, 15 * MS) is None
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("stored", "owner"), [(8, "infrastructure"), (0, "model")])
 def test_a_regression_of_slower_kernels_is_infrastructures(shared: Store, stored: int, owner: str) -> None:
     job = f"slower kernels {stored}"

@@ -175,7 +175,7 @@ def test_ranks_in_lockstep_wait_for_the_slowest_of_their_transfers() -> None:
     assert costs[0] == costs[1] >= 2 * (2.5 - 0.5) * MS
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mesh", "batches", "fault", "run"),
     [
