@@ -43,6 +43,16 @@ LINGER_S = 2.0
 MEASURE_S = 10.0
 """How often the store's size is measured. What is inserted meanwhile is added as it came, which is more than what it
 takes up: compressed, that is 5 MB at 50,000 operations a second."""
+RENEW_BYTES = 512 << 20
+"""Memory beyond which an engine that nobody asks anything at the moment ends, and its clients start the next one."""
+RENEW_S = 3600.0
+"""How old it must be for that: a store may need as much all along. An engine that takes rows of a tracer all the time
+grows by some 40 MB an hour (``scripts/soak``): its allocator can give little back, for what stays lies among what goes.
+"""
+QUIET_S = 0.05
+"""How long nobody has asked anything when it ends so."""
+DRAIN_S = 20.0
+"""How long an engine that ends waits for what is being answered."""
 MAX_THREADS = 4
 """Threads of one query. The engine shares the node with the job that is being traced."""
 COMPILE_NOTHING = "compile_expressions=0&compile_aggregate_expressions=0&compile_sort_description=0"
@@ -149,8 +159,10 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.bytes = 0
         """What the tables take up on disk, as it was measured last, and all that was inserted since."""
         self.guard = threading.Lock()
-        self.connections = 0
+        self.connections: set[socket.socket] = set()
         self.idle_since = time.monotonic()
+        self.asked_s = time.monotonic()
+        """When the last query ended."""
         self.running: dict[str, socket.socket] = {}
         with socket_address(folder) as address:
             super().__init__(address, _Handler)
@@ -158,14 +170,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         # Counted here, not in the handler's thread: between the two the engine would look idle.
         with self.guard:
-            self.connections += 1
+            self.connections.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        with self.guard:
-            self.connections -= 1
+        with self.guard:  # before it is closed: its number may be another's then
+            self.connections.discard(request)
             self.idle_since = time.monotonic()
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -184,6 +196,24 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             found = int(handle.query("SELECT sum(bytes_on_disk) FROM system.parts", "TabSeparated").bytes() or 0)
             with self.guard:
                 self.bytes = found
+
+    def asked(self) -> bool:
+        """Whether a query runs, or has just ended."""
+        with self.guard:
+            return bool(self.running) or time.monotonic() - self.asked_s < QUIET_S
+
+    def drain(self) -> None:
+        """Ends all connections once what they asked is answered. Who asks more is refused at once, and starts the next
+        engine."""
+        deadline = time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline:
+            with self.guard:
+                if not self.connections:
+                    return
+                for connection in self.connections:
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RD)  # what has arrived is still read
+            time.sleep(0.01)
 
     def cancel_abandoned(self) -> None:
         """Ends the queries whose client has hung up (Ctrl-C, a closed terminal)."""
@@ -224,7 +254,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _read(self, size: int) -> bytes:
         if not 0 <= size <= MAX_REQUEST:
             raise ValueError(f"{size} bytes")
-        return self.rfile.read(size)
+        if len(data := self.rfile.read(size)) < size:
+            raise ConnectionError("the request is cut off")
+        return data
 
     def _reply(self, status: int, body: Any, **headers: str) -> None:
         self.send_response(status)
@@ -324,6 +356,7 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             with self.server.guard:
                 self.server.running.pop(mark, None)
+                self.server.asked_s = time.monotonic()
             if spool >= 0:
                 os.close(spool)
             handle.close()
@@ -398,6 +431,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     # Whoever connects from here on is refused, waits for the lock and starts the next engine.
     if _is_ours(folder, own_socket):
         (folder / "socket").unlink(missing_ok=True)
+        server.drain()
         server.socket.close()
         with contextlib.suppress(Exception):
             keeper.close()
@@ -406,9 +440,12 @@ def serve(folder: Path, starter: str, ready: int) -> None:
 
 
 def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> None:
-    """Looks after the engine until its last client has gone, its folder is another's, or ``stop`` is set."""
-    trim_due = time.monotonic() + memory.TRIM_S
+    """Looks after the engine until its last client has gone, its folder is another's, ``stop`` is set, or it has grown
+    too large."""
+    started = time.monotonic()
+    trim_due = started + memory.TRIM_S
     measure_due = 0.0
+    too_large = False
     while True:
         if time.monotonic() >= measure_due:
             server.measure()
@@ -418,10 +455,13 @@ def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> N
         if time.monotonic() >= trim_due:
             server.give_back()
             trim_due = time.monotonic() + memory.TRIM_S
+            too_large = time.monotonic() - started >= RENEW_S and memory.resident() > RENEW_BYTES
+        if too_large and not server.asked():
+            return
         if not ours():
             return  # the folder was removed: whoever comes next makes it anew, and an engine for it
         with server.guard:
-            idle = server.connections == 0
+            idle = not server.connections
             linger = 0.0 if stop.is_set() else LINGER_S
             if idle and time.monotonic() - server.idle_since >= linger:
                 return

@@ -327,8 +327,21 @@ def _unix_pool(folder: Path) -> Any:
 
             try:
                 return _dial(folder)
+            except (ConnectionError, FileNotFoundError):
+                # The engine has ended since the client was made.
+                return _connect_engine(folder, LEASE_TIMEOUT_S, create=False, meanwhile=_nothing)
             except OSError as failure:
                 raise NewConnectionError(self, str(failure)) from failure
+
+        def request(self, method: str, url: str, body: Any = None, *words: Any, **named: Any) -> None:
+            try:
+                super().request(method, url, body, *words, **named)
+            except BrokenPipeError:
+                if hasattr(body, "read") or hasattr(body, "__next__"):
+                    raise
+                # An engine that ends answers what it has read whole, and no more: this it has not.
+                self.close()
+                super().request(method, url, body, *words, **named)
 
     class Pool(HTTPConnectionPool):
         ConnectionCls = Connection
@@ -351,6 +364,10 @@ def _dial(folder: Path) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _nothing() -> None:
+    """What there is to do while an engine starts."""
 
 
 def _import_driver() -> tuple[Any, type[Exception]]:

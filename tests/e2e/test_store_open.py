@@ -287,6 +287,76 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
     assert len(trims) == 6
 
 
+@pytest.mark.parametrize(
+    ("age_s", "held_bytes", "quiet", "ends"),
+    [(4000, 600 << 20, True, True), (4000, 400 << 20, True, False), (3000, 600 << 20, True, False),
+     (4000, 600 << 20, False, False)],
+    ids=["large", "small", "young", "asked"],
+)  # fmt: skip
+def test_an_engine_that_grew_too_large_ends_when_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch, age_s: float, held_bytes: int, quiet: bool, ends: bool
+) -> None:
+    now = iter([0.0] + [float(age_s)] * 1000)
+    server = SimpleNamespace(guard=threading.Lock(), connections={1}, idle_since=0.0, cancel_abandoned=lambda: None)
+    server.give_back, server.measure, server.asked = lambda: None, lambda: None, lambda: not quiet
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=time.sleep))
+    monkeypatch.setattr(memory, "resident", lambda: held_bytes)
+    turns: list[int] = []
+    stop = SimpleNamespace(wait=lambda seconds: False, is_set=lambda: False)
+    engine._tend(server, stop, lambda: turns.append(1) or len(turns) < 5)  # type: ignore[arg-type, func-returns-value]
+    assert len(turns) == (0 if ends else 5)
+
+
+RENEWED = """
+import os, sys
+from argus.store import engine
+from argus.system import memory
+engine.RENEW_S, memory.TRIM_S, engine.RENEW_BYTES = 2.0, 0.5, 1
+engine.serve(engine.Path(sys.argv[1]), "a test", 1)
+"""
+
+
+def test_an_engine_that_is_renewed_loses_nothing(url: str, tmp_path: Path) -> None:
+    """Clients that ask and insert all the time notice nothing: the next engine has what was stored."""
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (a UInt64) ENGINE = MergeTree ORDER BY a")
+    folder = tmp_path / "store"
+    assert wait_until(lambda: open_module._holder(folder) is None)
+    first = subprocess.Popen([sys.executable, "-c", RENEWED, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    stop, failures, asked = threading.Event(), [], [0]
+
+    def ask() -> None:
+        with open_store(url) as other:
+            while not stop.is_set():
+                try:
+                    with other.lease() as client:
+                        client.query("SELECT count() FROM t")
+                    asked[0] += 1
+                except Exception as failure:
+                    failures.append(failure)
+                time.sleep(0.2)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    inserted = 0
+    with open_store(url) as store:
+        while first.poll() is None or inserted % 50:
+            with store.lease() as client:
+                client.command(f"INSERT INTO t VALUES ({inserted})")
+            inserted += 1
+            time.sleep(0.1)
+        stop.set()
+        asking.join()
+        assert first.wait() == 0
+        assert failures == []
+        assert asked[0] > 10
+        assert engine_pid(folder) != first.pid
+        with store.lease() as client:
+            assert client.query("SELECT count(), uniqExact(a) FROM t").result_rows == [(inserted, inserted)]
+
+
 PURGE = """
 import sys, types
 import chdb

@@ -133,6 +133,8 @@ class Comparison:
         own: What each rank needs for itself, shape (ranks, steps), ns.
         slow: Ranks that are the cause, those that cost most first.
         over: Ranks that were slow and are well again.
+        unlike: Ranks that differ from the others by a constant without standing out, as another kind of machine does,
+            with what they cost; None: there are none.
         least_ns: Growth of a rank's own time below which it may not be reported.
     """
 
@@ -140,6 +142,7 @@ class Comparison:
     own: Float
     slow: tuple[Slow, ...]
     over: tuple[Slow, ...]
+    unlike: Slow | None
     least_ns: float
 
 
@@ -279,7 +282,8 @@ def compare(timers: Timers, threshold: float) -> Comparison:
     # The last of the others comes so much after a usual rank: less of a growth costs nothing.
     seen = late[:, ~np.isnan(late).all(axis=0)]
     last = float(np.median(np.nanmax(seen, axis=0) - np.nanmedian(seen, axis=0)))
-    return Comparison(waits, own, tuple(slow), tuple(over), max(least + last, WANDERS * noise) + MISSED * noise)
+    unlike = None if slow else _unlike(own, late, threshold * usual)
+    return Comparison(waits, own, tuple(slow), tuple(over), unlike, max(least + last, WANDERS * noise) + MISSED * noise)
 
 
 def _wander(late: Float) -> float:
@@ -390,6 +394,25 @@ def _standing(own: Float, late: Float, least: float) -> list[Slow]:
     held = float(np.mean(lead > least / 2))
     excess = float(np.median(level[list(places)]))
     return [Slow(places, 0, steps, excess, float("nan"), 0.0, 0.0, False, held)]
+
+
+def _unlike(own: Float, late: Float, least: float) -> Slow | None:
+    """The slower of two groups of ranks, parted where typical own times differ most, if it costs as much as counts."""
+    steps = late.shape[1]
+    half = max(MIN_STEPS, steps // 2)
+    level = _row_levels(late[:, -half:])
+    order = np.argsort(-np.where(np.isnan(level), -np.inf, level), kind="stable")[: int(np.isfinite(level).sum())]
+    if len(order) < 2:
+        return None
+    size = int(np.argmax(level[order[:-1]] - level[order[1:]])) + 1
+    places = tuple(sorted(order[:size].tolist()))
+    lead = lead_of(own[:, -half:], places, ())
+    before = lead_of(own[:, : steps - half], places, ())
+    before = before if len(before) >= MIN_STEPS else lead
+    if not len(lead) or min(np.median(lead), np.median(before)) < least:
+        return None
+    excess = float(np.median(level[list(places)]))
+    return Slow(places, 0, steps, excess, float("nan"), _gain(lead), float(np.mean(lead > 0)), False, 1.0)
 
 
 def lead_of(own: Float, places: Sequence[int], besides: Sequence[int]) -> Float:

@@ -78,7 +78,8 @@ def slow_ranks(
     share = comparison.least_ns / usual
     least = f"a rank that needs less than {duration(comparison.least_ns)} ({share:.1%} of a step) more than it did"
     newest = float(np.nanmedian(timers.step[:, -RECENT_STEPS:]))
-    note, hidden = _recovered(comparison, timers, newest), hides_computing(comparison.waits)
+    note = "; ".join(filter(None, [_recovered(comparison, timers, newest), _constant(comparison, timers, newest)]))
+    hidden = hides_computing(comparison.waits)
     ranks, leads = leads_of(comparison.own[:, -WINDOW:])
     ahead = {
         int(step): (int(timers.ranks[place]), float(lead))
@@ -325,6 +326,21 @@ def _recovered(comparison: Comparison, timers: Timers, usual: float) -> str:
             f"others {duration(one.cost_ns)} in all), and no longer is"
         )
     return "; ".join(texts)
+
+
+def _constant(comparison: Comparison, timers: Timers, usual: float) -> str:
+    """A clause on ranks that are slower than others all along without standing out of them; empty: none are."""
+    if (one := comparison.unlike) is None:
+        return ""
+    slow, well = _members(one, timers)
+    name = ranks_text(timers.ranks[slow].tolist())
+    needs, itself = ("needs", "itself") if len(one.places) == 1 else ("need", "themselves")
+    _, because = _cause(one, comparison, timers, np.arange(one.until))
+    return (
+        f"ranks differ by a constant, from the first step to the last: {name} {needs} {_typical(comparison.own[slow])} "
+        f"a step for {itself}, the others {_typical(comparison.own[well])} ({because}); if all should be alike, that "
+        f"costs {duration(one.cost_ns)} of {duration(usual)}"
+    )
 
 
 def _action(kind: str, phase: str, name: str, hosts: list[str]) -> str:

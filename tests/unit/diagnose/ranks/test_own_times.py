@@ -232,6 +232,28 @@ def test_a_rank_that_was_slow_for_longer_than_it_has_been_well_is_mentioned() ->
     assert "rank 6 was slow in steps 0 to 164 (a step of up to 1." in found[1].note
 
 
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("name", ["wait inside backward", "wait timed"])
+def test_a_slow_half_is_mentioned(name: str, ranks: int) -> None:
+    """It is no straggler: there may be two kinds of machines. What it costs is said all the same."""
+    where = {"wait inside backward": "forward", "wait timed": "fwd_bwd"}[name]
+    slow = tuple(Fault(where, rank, 0.3, since=0.0) for rank in range(ranks // 2, ranks))
+    found = judged(make(LAYOUTS[name], ranks=ranks, steps=60, faults=slow, spikes=0.0, seed=7))
+    assert found[0] == []
+    names = ", ".join(map(str, range(ranks // 2, ranks)))
+    assert f"ranks differ by a constant, from the first step to the last: ranks {names} need " in found[1].note
+    assert f" in {where.replace('_', ' ')}, the others " in found[1].note
+    assert "if all should be alike, that costs 2" in found[1].note, "about 24 of 104 ms"
+    assert judged(make(LAYOUTS[name], ranks=ranks, steps=60, spikes=0.0, seed=7))[1].note == ""
+
+
+def test_a_half_that_becomes_slow_is_a_finding() -> None:
+    slow = tuple(Fault("forward", rank, 0.3, since=0.5) for rank in range(4, 8))
+    (one,) = judged(make(LAYOUTS["wait inside backward"], ranks=8, steps=120, faults=slow, spikes=0.0, seed=7))[0]
+    assert one.ranks == [4, 5, 6, 7]
+    assert abs(one.since - 60) <= 5
+
+
 def test_episodes_are_no_single_long_steps() -> None:
     found = judged(with_noise_for_all(0.01, 1, (2, 40, 80), (5, 150, 200)))
     assert found[0] == []
