@@ -14,6 +14,7 @@ from argus.diagnose.causes.activity import activities, describe
 from argus.diagnose.iteration.hang import PLACES_S
 from argus.diagnose.iteration.logged_growth import lacking
 from argus.diagnose.iteration.regression import least_growth
+from argus.diagnose.iteration.stalls import LONGEST_STALL
 from argus.diagnose.ranks import links
 from argus.diagnose.ranks.lateness import RECENT_STEPS, find_episode
 from argus.diagnose.ranks.layout import stages_alike, unknown_partners
@@ -260,7 +261,7 @@ def _history(case: Case) -> str:
     reach = max(case.reach, int(MOST_CALLS / max(case.calls, 1.0)))
     # Where steps took no longer for a while, nobody held them up.
     usual = float(np.quantile(durations, 0.1))
-    longer = find_episode(durations >= (1 + threshold) * usual)
+    longer = find_episode(durations >= (1 + threshold) * usual, LONGEST_STALL + 1)
     if longer is None:
         return ""
     begin = max(0, longer[0] - MIN_STEPS)
@@ -273,7 +274,7 @@ def _history(case: Case) -> str:
     slow = lead >= np.maximum(threshold * durations[at[known]], blur_ns)
     best: tuple[int, int, int] | None = None
     for rank in np.unique(last[slow]).tolist():
-        episode = find_episode(slow & (last == rank))
+        episode = find_episode(slow & (last == rank), LONGEST_STALL + 1)
         if episode and (best is None or episode[1] - episode[0] > best[2] - best[1]):
             best = (rank, *episode)
     if best is None:

@@ -204,9 +204,9 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
     return tuple(sorted({*waiting, *named}))
 
 
-def hides_computing(waits: Sequence[str]) -> bool:
-    """Whether a timer that contains waiting is of computing, too: what a rank computes longer there does not show."""
-    return any(not _is(name, WAITING) for name in waits)
+def hiding(waits: Sequence[str]) -> list[str]:
+    """Timers that contain waiting, and computing too: what a rank computes longer there does not show."""
+    return [name for name in waits if not _is(name, WAITING)]
 
 
 def _is_waited_for(timers: Timers, name: str, named: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ from argus.diagnose.ranks.own_times import (
     Slow,
     Timers,
     compare,
-    hides_computing,
+    hiding,
     kind_of,
     leads_of,
     part,
@@ -79,7 +79,7 @@ def slow_ranks(
     least = f"a rank that needs less than {duration(comparison.least_ns)} ({share:.1%} of a step) more than it did"
     newest = float(np.nanmedian(timers.step[:, -RECENT_STEPS:]))
     note = "; ".join(filter(None, [_recovered(comparison, timers, newest), _constant(comparison, timers, newest)]))
-    hidden = hides_computing(comparison.waits)
+    hidden = bool(hiding(comparison.waits))
     ranks, leads = leads_of(comparison.own[:, -WINDOW:])
     ahead = {
         int(step): (int(timers.ranks[place]), float(lead))
@@ -172,6 +172,12 @@ def _suspect(
     evidence.append({"text": because, "sql": shown})
     evidence.append({"text": _since(one, name, timers, first, step_ns), "sql": shown})
     kind = kind_of(phase)
+    if kind == "compute_straggler" and (hidden := hiding(comparison.waits)):
+        contain = "contains" if len(hidden) == 1 else "contain"
+        text = (
+            f"{listed_phases(hidden)} {contain} the wait: what {name} computes longer inside does not show, and costs "
+        )
+        evidence.append({"text": f"{text}more than this", "sql": shown})
     if one.jitter and kind != "gc_pause":
         # Collections are in some steps only by nature; whatever else is, is an event of its own.
         kind = "jitter"

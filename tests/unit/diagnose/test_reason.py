@@ -14,6 +14,19 @@ from argus.diagnose.reason import _history, _of_healthy
 STEPS = 40
 
 
+def test_a_few_slow_steps_in_a_row_are_mentioned() -> None:
+    """More in a row than a stall has."""
+    numbers = np.arange(STEPS)
+    for count, text in ((5, ""), (7, "rank 2 held the job up in steps 4 to 10, and no longer does")):
+        slow = (numbers >= 4) & (numbers < 4 + count)
+        rows = {"step": numbers, "rank": np.where(slow, 2, numbers % 8), "lead_ns": np.where(slow, 3e6, 1e5)}
+        case = SimpleNamespace(
+            query=lambda text, params, rows=rows: rows, params={}, numbers=numbers,
+            durations=np.where(slow, 12e6, 10e6), threshold=0.05, across=None, reach=STEPS, calls=10.0,
+        )  # fmt: skip
+        assert _history(cast("Case", cast("Any", case))) == text
+
+
 @pytest.mark.parametrize(
     ("until", "text"),
     [

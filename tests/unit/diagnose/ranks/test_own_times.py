@@ -232,6 +232,13 @@ def test_a_rank_that_was_slow_for_longer_than_it_has_been_well_is_mentioned() ->
     assert "rank 6 was slow in steps 0 to 164 (a step of up to 1." in found[1].note
 
 
+@pytest.mark.parametrize(("where", "said"), [("forward", True), ("dataloader", False)])
+def test_a_cost_is_the_least_where_a_timer_of_computing_contains_the_wait(where: str, said: bool) -> None:
+    (one,) = judged(make(LAYOUTS["wait inside backward"], ranks=8, faults=(Fault(where, 5, 0.4),), seed=3))[0]
+    least = [each["text"] for each in one.evidence if "computes longer inside does not show" in each["text"]]
+    assert [text.partition(":")[0] for text in least] == ["backward contains the wait"] * said
+
+
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("name", ["wait inside backward", "wait timed"])
 def test_a_slow_half_is_mentioned(name: str, ranks: int) -> None:
