@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -66,6 +67,21 @@ def test_the_end_of_a_process_is_noticed_even_if_its_pid_lives_on(sleeper: subpr
     # As if the number had been given to a new process at once: the descriptor still means the old one.
     target.pid = os.getpid()
     assert not target.alive()
+    target.close()
+
+
+def test_a_process_in_the_midst_of_an_exec_is_waited_for(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it has neither arguments nor an environment, and would be of no rank for good."""
+    read, asked = targets._of_memory, itertools.count()
+    monkeypatch.setattr(targets, "_of_memory", lambda pid, name: b"" if next(asked) < 6 else read(pid, name))
+    target = targets.inspect(sleeper.pid)
+    assert target.identity.rank == 1
+    target.close()
+    monkeypatch.setattr(targets, "_of_memory", lambda pid, name: b"")
+    target = targets.inspect(sleeper.pid)
+    assert target.identity.rank == -1, "for a moment only"
     target.close()
 
 

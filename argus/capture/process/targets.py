@@ -64,6 +64,10 @@ _MAPS_LINE = re.compile(
     r"(?P<path>/.*)$"
 )
 _DELETED = " (deleted)"
+EXEC_TRIES, EXEC_S = 20, 0.005
+"""How often, and how long after one another, a process is looked at that has neither arguments nor an environment. The
+kernel gives it both late in an exec, after the file descriptors that end there were closed; on a busy machine that may
+be milliseconds later."""
 _CPUCLOCK_SCHED = 2
 """The clock of a process's CPU time is numbered by the process and this (kernel/time/posix-cpu-timers.c)."""
 
@@ -289,14 +293,13 @@ def inspect(pid: int) -> Target:
         state, start_ticks = stat
         if state in "ZX":
             raise ArgusError(f"process {pid} has ended and waits for its parent (zombie)", "", EXIT_UNAVAILABLE)
-        command_line = _of_memory(pid, "cmdline")
         try:
             exe = os.readlink(PROC / str(pid) / "exe")
         except FileNotFoundError as reason:
             if same_process(pid, start_ticks):
                 raise ArgusError(f"process {pid} is a kernel thread", "", EXIT_UNAVAILABLE) from reason
             raise _vanished(pid) from reason
-        environment = read_environment(pid)
+        command_line, environment = _started_with(pid)
         cgroup = read_cgroup(pid)
         identity = owned(identify(environment, command_line, cgroup), pid, cgroup)
         if not same_process(pid, start_ticks):
@@ -436,6 +439,16 @@ def _of_memory(pid: int, name: str) -> bytes:
         return reader.proc_file(pid, name)
     except reader.Unreadable:
         return b""
+
+
+def _started_with(pid: int) -> tuple[bytes, dict[str, str]]:
+    """Command line and environment of a process. In the midst of an exec it has neither: that is waited for."""
+    for _ in range(EXEC_TRIES):
+        command_line, environment = _of_memory(pid, "cmdline"), read_environment(pid)
+        if command_line or environment:
+            break
+        time.sleep(EXEC_S)
+    return command_line, environment
 
 
 def read_environment(pid: int) -> dict[str, str]:
