@@ -52,7 +52,9 @@ grows by some 40 MB an hour (``scripts/soak``): its allocator can give little ba
 QUIET_S = 0.05
 """How long nobody has asked anything when it ends so."""
 DRAIN_S = 20.0
-"""How long an engine that ends waits for what is being answered."""
+"""How long an engine that ends waits for what is being answered. Then it is cut off."""
+ENDING = " ends, and leaves its bound: "
+"""In the lock file, of an engine that is being replaced: whoever starts the next one does not choose another bound."""
 MAX_THREADS = 4
 """Threads of one query. The engine shares the node with the job that is being traced."""
 COMPILE_NOTHING = "compile_expressions=0&compile_aggregate_expressions=0&compile_sort_description=0"
@@ -153,9 +155,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, folder: Path, chdb: Any, target: str, named: tuple[str, str]) -> None:
+    def __init__(self, folder: Path, chdb: Any, target: str, named: tuple[str, str], max_bytes: int) -> None:
         self.chdb, self.target, self.named = chdb, target, named
-        self.max_bytes = limits.store_bytes()
+        self.max_bytes = max_bytes
         self.bytes = 0
         """What the tables take up on disk, as it was measured last, and all that was inserted since."""
         self.guard = threading.Lock()
@@ -167,11 +169,12 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         with socket_address(folder) as address:
             super().__init__(address, _Handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def get_request(self) -> tuple[Any, Any]:
         # Counted here, not in the handler's thread: between the two the engine would look idle.
         with self.guard:
+            request, address = super().get_request()
             self.connections.add(request)
-        super().process_request(request, client_address)
+        return request, address
 
     def shutdown_request(self, request: Any) -> None:
         with self.guard:  # before it is closed: its number may be another's then
@@ -198,17 +201,19 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
                 self.bytes = found
 
     def asked(self) -> bool:
-        """Whether a query runs, or has just ended."""
+        """Whether a request arrives or is being answered, or was a moment ago."""
         with self.guard:
             return bool(self.running) or time.monotonic() - self.asked_s < QUIET_S
 
     def drain(self) -> None:
-        """Ends all connections once what they asked is answered. Who asks more is refused at once, and starts the next
-        engine."""
+        """Ends all connections once what they asked is answered, for ``DRAIN_S`` at most. Who asks more is refused at
+        once, and starts the next engine."""
         deadline = time.monotonic() + DRAIN_S
+        waiting = select.poll()
+        waiting.register(self.fileno(), select.POLLIN)
         while time.monotonic() < deadline:
             with self.guard:
-                if not self.connections:
+                if not self.connections and not waiting.poll(0):
                     return
                 for connection in self.connections:
                     with contextlib.suppress(OSError):
@@ -217,14 +222,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def cancel_abandoned(self) -> None:
         """Ends the queries whose client has hung up (Ctrl-C, a closed terminal)."""
-        with self.guard:
-            running = dict(self.running)
         poll = select.poll()
-        for connection in running.values():
-            poll.register(connection.fileno(), select.POLLRDHUP)
+        with self.guard:  # none of them is closed meanwhile
+            running = {mark: connection.fileno() for mark, connection in self.running.items()}
+        for fd in running.values():
+            poll.register(fd, select.POLLRDHUP)
         gone = {fd for fd, _ in poll.poll(0)}
-        for mark, connection in running.items():
-            if connection.fileno() in gone:
+        for mark, fd in running.items():
+            if fd in gone:
                 # Inserts are left to end: whether they were stored must not depend on when the client died.
                 handle = self.chdb.connect(self.target)
                 with contextlib.suppress(Exception):
@@ -232,11 +237,45 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
                 handle.close()
 
 
+class _Whole:
+    """What a client sends. A request that is cut off, by a client that was killed or an engine that ends, is an error,
+    which the parsers of HTTP take for its end."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.begun = False
+
+    def readline(self, limit: int = -1) -> bytes:
+        line: bytes = self._stream.readline(limit)
+        if not line.endswith(b"\n") and (self.begun or line) and len(line) != limit:
+            raise ConnectionError("the request is cut off")
+        self.begun = True
+        return line
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        if len(data) < size:
+            raise ConnectionError("the request is cut off")
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    rfile: Any
     protocol_version = "HTTP/1.1"
     # Headers and body leave in one segment each; without this every answer waits for the buffer's flush.
     wbufsize = -1
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Whole(self.rfile)
+
+    def handle_one_request(self) -> None:
+        self.rfile.begun = False
+        super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -254,8 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _read(self, size: int) -> bytes:
         if not 0 <= size <= MAX_REQUEST:
             raise ValueError(f"{size} bytes")
-        if len(data := self.rfile.read(size)) < size:
-            raise ConnectionError("the request is cut off")
+        data: bytes = self.rfile.read(size)
         return data
 
     def _reply(self, status: int, body: Any, **headers: str) -> None:
@@ -268,6 +306,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def do_GET(self) -> None:
+        mark = f"argus:{uuid.uuid4().hex}"
+        with self.server.guard:
+            self.server.running[mark] = self.connection
+        try:
+            self._answer(mark)
+        finally:
+            with self.server.guard:
+                self.server.running.pop(mark, None)
+                self.server.asked_s = time.monotonic()
+
+    def _answer(self, mark: str) -> None:
         try:
             asked = self._request()
         except OSError:
@@ -281,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
         if asked is None:
             self._reply(200, b"Ok.\n", X_Argus_Pid=str(os.getpid()))
         else:
-            self._run(*asked)
+            self._run(mark, *asked)
 
     def _request(self) -> tuple[dict[str, str], bytes] | None:
         """Options and body of a request; None: whether the engine is there is all that is asked."""
@@ -301,7 +350,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def _run(self, options: dict[str, str], body: bytes) -> None:
+    def _run(self, mark: str, options: dict[str, str], body: bytes) -> None:
         data: memoryview | None = None
         sql = options.get("query", "").encode()
         if sql:
@@ -313,12 +362,9 @@ class _Handler(BaseHTTPRequestHandler):
         default_format = options.get("default_format") or self.headers.get("X-ClickHouse-Format") or "TabSeparated"
         settings = {k: v for k, v in options.items() if k not in _TRANSPORT and not k.startswith("param_")}
         params = {k[6:]: v for k, v in options.items() if k.startswith("param_")}
-        mark = f"argus:{uuid.uuid4().hex}"
         handle = self.server.chdb.connect(self.server.target)
         spool = -1
         try:
-            with self.server.guard:
-                self.server.running[mark] = self.connection
             if bad := [name for name in settings if not _NAME.match(name)]:
                 raise ValueError(f"Code: 115. DB::Exception: Bad setting name {bad[0]!r}. (UNKNOWN_SETTING)")
             if database := options.get("database"):
@@ -354,9 +400,6 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(200, content, X_ClickHouse_Summary=json.dumps(summary))
         finally:
-            with self.server.guard:
-                self.server.running.pop(mark, None)
-                self.server.asked_s = time.monotonic()
             if spool >= 0:
                 os.close(spool)
             handle.close()
@@ -389,6 +432,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     except OSError:
         say("busy")
         return
+    max_bytes = _bound(lock)
     with contextlib.suppress(OSError):  # a full disk: what is stored can be read there all the same
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {starter}\n".encode(), 0)
@@ -420,18 +464,21 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         keeper = chdb.connect(target)
         with contextlib.suppress(FileNotFoundError):
             (folder / "socket").unlink()
-        server = _Server(folder, chdb, target, (database, str(folder / "db")))
+        server = _Server(folder, chdb, target, (database, str(folder / "db")), max_bytes)
         own_socket = os.stat(folder / "socket").st_ino
     except Exception as failure:
         say(f"error {type(failure).__name__}: {failure}".replace(database, str(folder / "db")))
         return
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     say("ready")
-    _tend(server, stop, lambda: _is_ours(folder, own_socket))
+    if _tend(server, stop, lambda: _is_ours(folder, own_socket)):
+        with contextlib.suppress(OSError):
+            os.pwrite(lock, f"{os.getpid()} {starter}{ENDING}{server.max_bytes}\n".encode(), 0)
     # Whoever connects from here on is refused, waits for the lock and starts the next engine.
     if _is_ours(folder, own_socket):
         (folder / "socket").unlink(missing_ok=True)
         server.drain()
+        server.shutdown()
         server.socket.close()
         with contextlib.suppress(Exception):
             keeper.close()
@@ -439,9 +486,19 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     os._exit(0)
 
 
-def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> None:
+def _bound(lock: int) -> int:
+    """How large the store may become: as the engine left it that this one replaces."""
+    left = re.search(rf"{ENDING}(\d+)".encode(), os.pread(lock, 1000, 0))
+    return int(left[1]) if left else limits.store_bytes()
+
+
+def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> bool:
     """Looks after the engine until its last client has gone, its folder is another's, ``stop`` is set, or it has grown
-    too large."""
+    too large.
+
+    Returns:
+        Whether it has, and is to be replaced.
+    """
     started = time.monotonic()
     trim_due = started + memory.TRIM_S
     measure_due = 0.0
@@ -457,14 +514,14 @@ def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> N
             trim_due = time.monotonic() + memory.TRIM_S
             too_large = time.monotonic() - started >= RENEW_S and memory.resident() > RENEW_BYTES
         if too_large and not server.asked():
-            return
+            return True
         if not ours():
-            return  # the folder was removed: whoever comes next makes it anew, and an engine for it
+            return False  # the folder was removed: whoever comes next makes it anew, and an engine for it
         with server.guard:
             idle = not server.connections
             linger = 0.0 if stop.is_set() else LINGER_S
             if idle and time.monotonic() - server.idle_since >= linger:
-                return
+                return False
 
 
 def _is_ours(folder: Path, socket_inode: int) -> bool:

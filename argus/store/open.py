@@ -28,7 +28,7 @@ from typing import Any
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.units import span_text
 from argus.store import limits
-from argus.store.engine import socket_address
+from argus.store.engine import ENDING, socket_address
 from argus.store.failures import AUTHENTICATION, REACH_HINT, code_of, disk_full, explain, first_line, spool_not_queried
 from argus.store.url import ROOTS_STORE, Target, parse_url, password_of_environment, truth
 from argus.system import files, secrets
@@ -66,6 +66,8 @@ class Store:
         self._client: Any = None
         self._anchor: socket.socket | None = None
         self._pid = os.getpid()
+        self._engine, self._engine_s, self._engines_s = "", 0.0, 0.0
+        """The process of the embedded engine, its CPU time, and that of those it replaced, as of the last look."""
         self._number = 0
         """Of the newest file that was written to a spool; 0: none was."""
 
@@ -168,12 +170,16 @@ class Store:
             self._drop()
 
     def engine_cpu_s(self) -> float:
-        """CPU time that the embedded engine has used so far, s; 0 for a server, or where none runs."""
+        """CPU time that the embedded engine and those it replaced have used so far, s; 0 for a server, or where none
+        ran."""
         stat = self._of_engine("stat")
-        if not stat:
-            return 0.0
-        user, system = stat[stat.rindex(")") + 2 :].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        if stat:
+            name, _, rest = stat.rpartition(")")
+            user, system = rest.split()[11:13]
+            if self._engine not in ("", name):
+                self._engines_s += self._engine_s
+            self._engine, self._engine_s = name, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return self._engines_s + self._engine_s
 
     def engine_peak_bytes(self) -> int:
         """The most memory that the embedded engine has had so far; 0 for a server, or where none runs."""
@@ -327,8 +333,10 @@ def _unix_pool(folder: Path) -> Any:
 
             try:
                 return _dial(folder)
-            except (ConnectionError, FileNotFoundError):
+            except (ConnectionError, FileNotFoundError) as failure:
                 # The engine has ended since the client was made.
+                if not _has_engine(folder):
+                    raise NewConnectionError(self, str(failure)) from failure
                 return _connect_engine(folder, LEASE_TIMEOUT_S, create=False, meanwhile=_nothing)
             except OSError as failure:
                 raise NewConnectionError(self, str(failure)) from failure
@@ -444,6 +452,12 @@ def _connect_engine(folder: Path, timeout_s: float, create: bool, meanwhile: Cal
                     EXIT_UNAVAILABLE,
                 )
             pid, _, who = holder.partition(" ")
+            if ENDING in who:
+                raise ArgusError(
+                    f"the store's engine (process {pid}) ends, and still answers others ({folder})",
+                    "Try again: the next command starts another",
+                    EXIT_UNAVAILABLE,
+                )
             raise ArgusError(
                 f"process {pid} ({who}) holds the store {folder} and does not answer",
                 f"Wait for it, or end it: kill {pid}",

@@ -41,8 +41,9 @@ def trim() -> None:
 
 
 def resident() -> int:
-    """Memory of this process that no file has, bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0  # a kernel before 4.5
+    """Memory of this process that no file has, bytes; 0: it is not known."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0

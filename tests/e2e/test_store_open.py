@@ -303,7 +303,7 @@ def test_an_engine_that_grew_too_large_ends_when_nobody_asks(
     monkeypatch.setattr(memory, "resident", lambda: held_bytes)
     turns: list[int] = []
     stop = SimpleNamespace(wait=lambda seconds: False, is_set=lambda: False)
-    engine._tend(server, stop, lambda: turns.append(1) or len(turns) < 5)  # type: ignore[arg-type, func-returns-value]
+    assert ends == engine._tend(server, stop, lambda: turns.append(1) or len(turns) < 5)  # type: ignore[arg-type, func-returns-value]
     assert len(turns) == (0 if ends else 5)
 
 
@@ -338,18 +338,23 @@ def test_an_engine_that_is_renewed_loses_nothing(url: str, tmp_path: Path) -> No
                     failures.append(failure)
                 time.sleep(0.2)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    inserted = 0
-    with open_store(url) as store:
-        while first.poll() is None or inserted % 50:
+    inserted, deadline = 0, time.monotonic() + 120
+    with contextlib.ExitStack() as ends, open_store(url) as store:
+        ends.callback(first.kill)
+        ends.callback(stop.set)
+        cpu_s = 0.0
+        while (first.poll() is None or inserted % 50) and time.monotonic() < deadline:
             with store.lease() as client:
                 client.command(f"INSERT INTO t VALUES ({inserted})")
             inserted += 1
+            assert store.engine_cpu_s() >= cpu_s, "that of both engines"
+            cpu_s = store.engine_cpu_s()
             time.sleep(0.1)
         stop.set()
-        asking.join()
-        assert first.wait() == 0
+        asking.join(timeout=60)
+        assert first.poll() == 0
         assert failures == []
         assert asked[0] > 10
         assert engine_pid(folder) != first.pid

@@ -46,7 +46,6 @@ class Viewer:
     def __init__(self, session: Session, calls: CallSide, gpu: GpuSide, stacks: StackSide, budget: BudgetSide) -> None:
         self._session, self._calls, self._gpu = session, calls, gpu
         self._stacks, self._budget = stacks, budget
-        self._engine_cpu_s = 0.0
         self._before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
 
     def start(self) -> None:
@@ -123,9 +122,7 @@ class Viewer:
     def _cpu_s(self) -> float:
         """CPU time of Argus so far, s: its own and that of the embedded engine and of readers."""
         times = os.times()
-        # The engine may be replaced by another, whose time begins at 0.
-        self._engine_cpu_s = max(self._engine_cpu_s, self._session.writer.store.engine_cpu_s())
-        return times.user + times.system + self._engine_cpu_s + reader.shared.cpu_s()
+        return times.user + times.system + self._session.writer.store.engine_cpu_s() + reader.shared.cpu_s()
 
     @staticmethod
     def _job_view(job: Job) -> JobView:
