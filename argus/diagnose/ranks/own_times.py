@@ -47,6 +47,10 @@ ERRORS = 4.0
 WAITED = 0.5
 """The phases called waiting or communication contain the wait for this share of what a phase is longer by, at least, if
 that phase is a rank's own time."""
+LEVEL = 0.75
+"""On the last to come, the timer that contains the wait varies by at most this share of what the other one does."""
+NOW_AND_THEN = 0.03
+"""A timer with more such spikes among its changes from step to step is long in single steps."""
 PRECISE = 0.1
 """Standard error of that share below which it is measured."""
 WANDERS = 5.0
@@ -183,8 +187,13 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
     Where that shows nothing either, it is computing. What is called waiting or communication is taken at its word.
     """
     host = [name for name in timers.phases if _is(name, LOADING + COLLECTING + ON_HOST)]
+    # Losses are averaged while they are logged, batches are broadcast: the wait may be in any of them.
+    next_step = [name for name in timers.phases if _takes_up_last_step(timers, name)]
+    awaiting = {name for name in host if name in next_step or _takes_up_all(timers, name)}
+    awaiting = awaiting.union(*(_in_turn(timers, name, host) for name in host))
+    host = [name for name in host if name not in awaiting]
     rest = [name for name in timers.phases if name not in host]
-    named = [name for name in rest if _is(name, WAITING)]
+    named = [name for name in rest if _is(name, WAITING) or name in awaiting]
     late = np.zeros_like(timers.step) + sum(timers.phases[name] for name in host)
     growth = np.diff(np.nanmedian(timers.step, axis=0))
     waiting: list[str] = []
@@ -200,8 +209,66 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
             waiting.append(name)
         elif error > PRECISE and _is(name, COMPUTING):
             guessed.append(name)
-    waiting = waiting or guessed
+    waiting = waiting or [name for name in next_step if name in rest] or guessed
     return tuple(sorted({*waiting, *named}))
+
+
+def _takes_up_all(timers: Timers, name: str) -> bool:
+    """Whether a timer is shorter on a rank by what each of its other timers is longer by, as only one that contains the
+    wait for the others is: a rank's own times have nothing to do with one another.
+
+    Two others at least must vary enough to show it. Timers that are longer together may both contain it.
+    """
+    mine = -np.diff(_centered(timers.phases[name]), axis=1)
+    shown = 0
+    for other, spent in timers.phases.items():
+        if other == name or not spent.any():
+            continue
+        taken, error = _slope(np.diff(_centered(spent), axis=1), mine)
+        if taken < -TAKES and taken < -ERRORS * error:
+            continue
+        if taken >= TAKES and taken >= ERRORS * error:
+            shown += 1
+        elif error <= PRECISE:
+            return False
+    return shown >= 2
+
+
+def _takes_up_last_step(timers: Timers, name: str) -> bool:
+    """Whether a timer is shorter on a rank by what one of its timers was longer by in the step before, after the last
+    wait there: only one that contains the wait for the others can be."""
+    mine = -np.diff(_centered(timers.phases[name]), axis=1)[:, 1:]
+    for other, spent in timers.phases.items():
+        if other == name or not spent.any():
+            continue
+        taken, error = _slope(np.diff(_centered(spent), axis=1)[:, :-1], mine)
+        if taken >= WAITED and error <= PRECISE:
+            return True
+    return False
+
+
+def _in_turn(timers: Timers, name: str, host: Sequence[str]) -> set[str]:
+    """Which of a timer of the host and another one contains the wait, where each takes up the other, for they are alone
+    between two waits: the one that varies less on the rank that it is shortest on, for the last to come waits for
+    nobody. Both, if that does not decide: nobody is blamed then. Empty: the other one does, or they are not so.
+
+    Loaders are left out: their times may have a least one as well. So are timers that are long in single steps.
+    """
+    mine = np.diff(_centered(timers.phases[name]), axis=1)
+    if not _is(name, ON_HOST) or np.nanmean(np.abs(mine) > SPIKE * _scatter(mine)) > NOW_AND_THEN:
+        return set()
+    least = _scatter(np.diff(np.nanmin(timers.phases[name], axis=0)))
+    for other, spent in timers.phases.items():
+        if other in host or _is(other, WAITING) or not spent.any():
+            continue
+        theirs = np.diff(_centered(spent), axis=1)
+        slopes = (_slope(theirs, -mine), _slope(mine, -theirs))
+        if all(taken >= WAITED and error <= PRECISE for taken, error in slopes):
+            others = _scatter(np.diff(np.nanmin(spent, axis=0)))
+            if least <= LEVEL * others:
+                return {name}
+            return {name, other} if others > LEVEL * least else set()
+    return set()
 
 
 def hiding(waits: Sequence[str]) -> list[str]:

@@ -232,6 +232,50 @@ def test_a_rank_that_was_slow_for_longer_than_it_has_been_well_is_mentioned() ->
     assert "rank 6 was slow in steps 0 to 164 (a step of up to 1." in found[1].note
 
 
+def chained(barriers: tuple[str, ...], ranks: int, seed: int, where: str = "", slow: int = 1) -> Log:
+    """A loop of 80 steps whose timers follow one another; ranks leave those of ``barriers`` together, 5 ms after the
+    last one has come there. From step 30 on rank ``slow`` takes 25 ms longer in ``where``."""
+    rng = np.random.default_rng(seed)
+    usual = {"data_loading": 2.0, "forward": 30.0, "backward": 60.0, "optimizer": 8.0, "logging": 0.5}
+    noise = {"data_loading": 0.25, "forward": 0.03, "backward": 0.03, "optimizer": 0.05, "logging": 0.2}
+    now, began = np.zeros(ranks), np.zeros(ranks)
+    step = np.zeros((ranks, 80))
+    phases = {name: np.zeros((ranks, 80)) for name in usual}
+    for number in range(80):
+        for name, took in usual.items():
+            start = now
+            now = now + took * np.maximum(0.5, 1 + noise[name] * rng.standard_normal(ranks))
+            now[slow] += 25.0 * (name == where and number >= 30)
+            if name in barriers:
+                now = np.full(ranks, now.max() + 5 * (1 + 0.01 * rng.standard_normal()))
+            phases[name][:, number] = now - start
+        step[:, number], began = now - began, now
+    return Log(step, phases)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(
+    "barriers",
+    [("logging",), ("backward", "logging"), ("data_loading", "backward"), ("data_loading",), ("forward",)],
+    ids=" and ".join,
+)
+def test_the_wait_may_be_in_any_timer(barriers: tuple[str, ...], ranks: int) -> None:
+    """A loss is averaged while it is logged, a batch is broadcast where it is loaded: what a rank is slower by after
+    the last wait of a step, others wait for in the next one."""
+    for seed in range(3):
+        (one,) = judged(chained(barriers, ranks, seed, "optimizer"))[0]
+        assert (one.ranks, one.phase) == ([1], "optimizer")
+        assert abs(one.since - 30) <= 5
+        assert judged(chained(barriers, ranks, seed))[0] == []
+
+
+@pytest.mark.parametrize(("ranks", "where"), [(2, "logging"), (8, "logging"), (2, "data_loading"), (8, "data_loading")])
+def test_a_hosts_own_time_is_no_wait(ranks: int, where: str) -> None:
+    for seed in range(3):
+        (one,) = judged(chained(("backward",), ranks, seed, where))[0]
+        assert (one.ranks, one.phase) == ([1], where)
+
+
 @pytest.mark.parametrize(("where", "said"), [("forward", True), ("dataloader", False)])
 def test_a_cost_is_the_least_where_a_timer_of_computing_contains_the_wait(where: str, said: bool) -> None:
     (one,) = judged(make(LAYOUTS["wait inside backward"], ranks=8, faults=(Fault(where, 5, 0.4),), seed=3))[0]
