@@ -124,7 +124,8 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
         f"{count} of the newest {len(window.numbers)} steps took over {window.limit:.2g}x the typical time, and cost "
         f"{share:.0%}"
     )
-    often = count == FEW_STALLS and len(case.numbers) <= FEW_STEPS and share >= FEW_COST * case.threshold
+    dense = len(case.numbers) <= FEW_STEPS and share >= FEW_COST * case.threshold
+    often = count == FEW_STALLS and dense
     at = {**case.params, "first": int(window.numbers[0])}
     logged = case.notes.logged if _is_logged(case) else None
     latest = None
@@ -132,7 +133,7 @@ def _suspects(case: Case, window: _Window) -> list[Suspect]:
         latest = _by_timers(case, logged, window, at)
     elif often or not few or case.gpus is not None:
         latest = _latest(case, window, at)
-    stalling = _stalling_rank(case, window, latest, at) if latest is not None and (often or not few) else None
+    stalling = _stalling_rank(case, window, latest, at, dense) if latest is not None and (often or not few) else None
     if stalling is None:
         if logged is not None and not few and not case.suspects and share >= FEW_COST * case.threshold:
             return [_of_nobody(case, logged, window, what)]
@@ -398,8 +399,11 @@ class _StallingRank:
     evidence: list[Evidence]
 
 
-def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, Any]) -> _StallingRank | None:
-    """The rank that is behind more stalls than chance allows; None: there is none."""
+def _stalling_rank(
+    case: Case, window: _Window, latest: _Latest, at: dict[str, Any], dense: bool = False
+) -> _StallingRank | None:
+    """The rank that is behind more stalls than chance allows; None: there is none. Of stalls that come often and cost
+    much (``dense``), two or three of one rank alone are enough."""
     total_ns = float(np.sum(window.durations))
     length = dict(zip(window.numbers.tolist(), window.extra_ns.tolist(), strict=True))
     who = latest.by_step
@@ -417,7 +421,8 @@ def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, A
         lead = float(np.median([some[step][1] for step in steps]))
         cost = sum(length[step] for step in steps)
         p_value = by_chance(hits, len(some), 1, latest.ranks, windows=1 if some is who else 2)
-        chance = ALPHA if not latest.own else ALPHA_OWN if len(some) >= LEAST_STALLS else ALPHA_FEW
+        few = len(some) < LEAST_STALLS or (dense and hits == len(some) == LEAST_STALLS)
+        chance = ALPHA if not latest.own else ALPHA_FEW if few else ALPHA_OWN
         often = persistence >= SAME_RANK and p_value <= chance
         often &= cost >= _least(case) * total_ns or some is who
         much = cost >= case.threshold * total_ns and p_value <= ALPHA

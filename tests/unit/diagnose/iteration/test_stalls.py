@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose.iteration.stalls import _explain_by_cpu
+from argus.diagnose.iteration.stalls import _explain_by_cpu, _stalling_rank
 from argus.diagnose.read import queries
 from argus.diagnose.run import diagnose
 from argus.diagnose.stored import diagnose_store
@@ -26,6 +26,7 @@ BEGUN = 30
 STEPS = """
 SELECT step, duration_ns FROM iterations WHERE job = {job:String} AND run = 1 AND rank = {rank:UInt32} ORDER BY step
 """
+NOTHING_LOADED = {"rank": np.empty(0), "loading_ns": np.empty(0)}
 GPU_STEPS = "SELECT duration_ns AS step_ns FROM gpu_steps WHERE job = {job:String} AND rank = 0 ORDER BY step"
 
 
@@ -101,6 +102,20 @@ def test_two_stalls_are_enough_in_few_steps_only(shared: Store, steps: int) -> N
     step_ns = float(np.median(query_columns(shared, GPU_STEPS, {"job": job})["step_ns"]))
     found = running_ahead(shared, job, dict.fromkeys((steps // 2, steps - 3), 0.1 * steps * step_ns))
     assert [(one["kind"], one["ranks"]) for one in found] == ([("jitter", [5])] if steps == 20 else [])
+
+
+def test_three_stalls_are_no_less_than_two() -> None:
+    """Among four ranks all three are one's by chance in one of 16 jobs that have three."""
+    step_ns = 50e6
+    case = SimpleNamespace(across=None, threshold=0.05, gpus=None, query=lambda *_: NOTHING_LOADED)
+    window = SimpleNamespace(durations=np.full(18, step_ns), numbers=np.arange(18), extra_ns=np.full(18, step_ns))
+    latest = SimpleNamespace(
+        by_step=dict.fromkeys((4, 10, 16), (1, step_ns, 4)), ranks=4, own=True, words="was slow in", sql=""
+    )
+    found = [_stalling_rank(case, window, latest, {}, dense=dense) for dense in (True, False)]  # type: ignore[arg-type]
+    assert [one and one.rank for one in found] == [1, None]
+    latest.by_step[10] = (2, step_ns, 10)
+    assert _stalling_rank(case, window, latest, {}, dense=True) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("whose", [(5,), tuple(range(16))], ids=["one rank's", "a checkpoint"])
