@@ -219,12 +219,12 @@ def _takes_up_all(timers: Timers, name: str) -> bool:
 
     Two others at least must vary enough to show it. Timers that are longer together may both contain it.
     """
-    mine = -np.diff(_centered(timers.phases[name]), axis=1)
+    shorter = -np.diff(_centered(timers.phases[name]), axis=1)
     shown = 0
     for other, spent in timers.phases.items():
         if other == name or not spent.any():
             continue
-        taken, error = _slope(np.diff(_centered(spent), axis=1), mine)
+        taken, error = _slope(np.diff(_centered(spent), axis=1), shorter)
         if taken < -TAKES and taken < -ERRORS * error:
             continue
         if taken >= TAKES and taken >= ERRORS * error:
@@ -237,11 +237,11 @@ def _takes_up_all(timers: Timers, name: str) -> bool:
 def _takes_up_last_step(timers: Timers, name: str) -> bool:
     """Whether a timer is shorter on a rank by what one of its timers was longer by in the step before, after the last
     wait there: only one that contains the wait for the others can be."""
-    mine = -np.diff(_centered(timers.phases[name]), axis=1)[:, 1:]
+    shorter = -np.diff(_centered(timers.phases[name]), axis=1)[:, 1:]
     for other, spent in timers.phases.items():
         if other == name or not spent.any():
             continue
-        taken, error = _slope(np.diff(_centered(spent), axis=1)[:, :-1], mine)
+        taken, error = _slope(np.diff(_centered(spent), axis=1)[:, :-1], shorter)
         if taken >= WAITED and error <= PRECISE:
             return True
     return False
@@ -254,15 +254,15 @@ def _in_turn(timers: Timers, name: str, host: Sequence[str]) -> set[str]:
 
     Loaders are left out: their times may have a least one as well. So are timers that are long in single steps.
     """
-    mine = np.diff(_centered(timers.phases[name]), axis=1)
-    if not _is(name, ON_HOST) or np.nanmean(np.abs(mine) > SPIKE * _scatter(mine)) > NOW_AND_THEN:
+    longer = np.diff(_centered(timers.phases[name]), axis=1)
+    if not _is(name, ON_HOST) or np.nanmean(np.abs(longer) > SPIKE * _scatter(longer)) > NOW_AND_THEN:
         return set()
     least = _scatter(np.diff(np.nanmin(timers.phases[name], axis=0)))
     for other, spent in timers.phases.items():
         if other in host or _is(other, WAITING) or not spent.any():
             continue
         theirs = np.diff(_centered(spent), axis=1)
-        slopes = (_slope(theirs, -mine), _slope(mine, -theirs))
+        slopes = (_slope(theirs, -longer), _slope(longer, -theirs))
         if all(taken >= WAITED and error <= PRECISE for taken, error in slopes):
             others = _scatter(np.diff(np.nanmin(spent, axis=0)))
             if least <= LEVEL * others:
