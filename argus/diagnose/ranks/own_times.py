@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,8 @@ ERRORS = 4.0
 WAITED = 0.5
 """The phases called waiting or communication contain the wait for this share of what a phase is longer by, at least, if
 that phase is a rank's own time."""
+MOST = 1.3
+"""A timer that is shorter by more than this much of what another is longer by does not wait for that."""
 LEVEL = 0.75
 """On the last to come, the timer that contains the wait varies by at most this share of what the other one does."""
 NOW_AND_THEN = 0.03
@@ -217,21 +220,21 @@ def _takes_up_all(timers: Timers, name: str) -> bool:
     """Whether a timer is shorter on a rank by what each of its other timers is longer by, as only one that contains the
     wait for the others is: a rank's own times have nothing to do with one another.
 
-    Two others at least must vary enough to show it. Timers that are longer together may both contain it.
+    Two others at least must vary enough to show it, and must not be longer together: such two contain a wait
+    themselves.
     """
     shorter = -np.diff(_centered(timers.phases[name]), axis=1)
-    shown = 0
+    shown: list[Float] = []
     for other, spent in timers.phases.items():
         if other == name or not spent.any():
             continue
-        taken, error = _slope(np.diff(_centered(spent), axis=1), shorter)
-        if taken < -TAKES and taken < -ERRORS * error:
-            continue
-        if taken >= TAKES and taken >= ERRORS * error:
-            shown += 1
-        elif error <= PRECISE:
+        longer = np.diff(_centered(spent), axis=1)
+        taken, error = _slope(longer, shorter)
+        if max(TAKES, ERRORS * error) <= taken <= MOST and (error <= PRECISE or len(longer) > 2):
+            shown.append(longer)  # of two ranks each is what the other one is not: less is no proof
+        elif error <= PRECISE and taken > -max(TAKES, ERRORS * error):
             return False
-    return shown >= 2
+    return any(_slope(one, -other)[0] > -TAKES for one, other in combinations(shown, 2))
 
 
 def _takes_up_last_step(timers: Timers, name: str) -> bool:
