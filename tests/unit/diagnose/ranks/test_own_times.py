@@ -276,6 +276,45 @@ def test_a_hosts_own_time_is_no_wait(ranks: int, where: str) -> None:
         assert (one.ranks, one.phase) == ([1], where)
 
 
+@pytest.mark.parametrize(
+    ("name", "steps", "where", "rank", "size", "shape", "seed"),
+    [
+        ("wait in two timers", 60, "load", 1, 0.18, "step", 135877048),
+        ("wait in two timers", 300, "load", 1, 0.81, "often", 996862693),
+        ("wait inside backward", 300, "dataloader", 0, 0.6, "step", 214963804),
+    ],
+)
+def test_a_loader_of_two_ranks_is_no_wait(
+    name: str, steps: int, where: str, rank: int, size: float, shape: str, seed: int
+) -> None:
+    """Each of two ranks is what the other is not: timers that move together, or hardly, show nothing."""
+    log = make(LAYOUTS[name], ranks=2, steps=steps, faults=(Fault(where, rank, size, shape=shape),), seed=seed)
+    (one,) = judged(log)[0]
+    assert (one.ranks, one.phase) == ([rank], where)
+
+
+def test_checkpoints_of_one_rank_are_no_wait() -> None:
+    """The other rank waits for them, and has none itself."""
+    log = chained(("backward",), 2, 0)
+    late = np.zeros((2, 80))
+    late[0, 3::8] = 200.0
+    phases = {**log.phases, "checkpoint": late, "backward": log.phases["backward"] + late[::-1]}
+    timers = phase_times.read_timers(*rows(Log(log.step + late.max(axis=0), phases)))
+    assert waiting_phases(timers) == ("backward",)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.4])
+def test_where_neither_timer_is_sure_to_contain_the_wait_nobody_is_named(noise: float) -> None:
+    """Two timers between two waits, that vary alike on the last to come: either rank may wait for the other."""
+    rng = np.random.default_rng(5)
+    log = chained(("backward",), 2, 0)
+    own = 8 + 0.4 * rng.standard_normal((2, 80)) + np.array([[0.0], [25.0]])
+    ends = own.max(axis=0) + noise * rng.standard_normal(80)
+    phases = {**log.phases, "optimizer": own, "logging": ends - own + 1}
+    step = log.step - log.phases["optimizer"] - log.phases["logging"] + phases["optimizer"] + phases["logging"]
+    assert [one.ranks for one in judged(Log(step, phases))[0]] == ([[1]] if noise < 0.1 else [])
+
+
 @pytest.mark.parametrize(("where", "said"), [("forward", True), ("dataloader", False)])
 def test_a_cost_is_the_least_where_a_timer_of_computing_contains_the_wait(where: str, said: bool) -> None:
     (one,) = judged(make(LAYOUTS["wait inside backward"], ranks=8, faults=(Fault(where, 5, 0.4),), seed=3))[0]
