@@ -362,7 +362,7 @@ class Roster:
             target = candidate.target if candidate is not None else None
             if target is None:
                 try:
-                    target = inspect(pid)
+                    target = inspect(pid, wait=False)
                     target.libraries = find_libraries(pid)
                 except (OSError, ArgusError):
                     continue  # it ended before anybody knew it: its records are counted as records_without_rank
@@ -396,7 +396,7 @@ class Roster:
             if above is not None and not above.no_rank:
                 continue  # its turn comes once it is known what its parent is
             try:
-                target = candidate.target or inspect(pid)
+                target = candidate.target or inspect(pid, wait=False)
                 python = find_interpreter(pid) is not None
             except (OSError, ArgusError):
                 continue
@@ -518,7 +518,7 @@ class Roster:
             if not libraries:
                 return False
             try:
-                candidate.target = inspect(pid)
+                candidate.target = inspect(pid, wait=False)
             except (OSError, ArgusError):
                 self._libraries.read_anew(pid)
                 return False

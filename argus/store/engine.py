@@ -55,6 +55,8 @@ DRAIN_S = 20.0
 """How long an engine that ends waits for what is being answered. Then it is cut off."""
 ENDING = " ends, and leaves its bound: "
 """In the lock file, of an engine that is being replaced: whoever starts the next one does not choose another bound."""
+HEIR_S = 60.0
+"""How long after that an engine which starts is the next one. Later nobody used the store, and its user may choose."""
 MAX_THREADS = 4
 """Threads of one query. The engine shares the node with the job that is being traced."""
 COMPILE_NOTHING = "compile_expressions=0&compile_aggregate_expressions=0&compile_sort_description=0"
@@ -487,9 +489,10 @@ def serve(folder: Path, starter: str, ready: int) -> None:
 
 
 def _bound(lock: int) -> int:
-    """How large the store may become: as the engine left it that this one replaces."""
+    """How large the store may become: as the engine left it that this one replaces, if it has just ended."""
     left = re.search(rf"{ENDING}(\d+)".encode(), os.pread(lock, 1000, 0))
-    return int(left[1]) if left else limits.store_bytes()
+    just = time.time() - os.fstat(lock).st_mtime < HEIR_S
+    return int(left[1]) if left and just else limits.store_bytes()
 
 
 def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -70,18 +69,42 @@ def test_the_end_of_a_process_is_noticed_even_if_its_pid_lives_on(sleeper: subpr
     target.close()
 
 
-def test_a_process_in_the_midst_of_an_exec_is_waited_for(
+def test_a_process_in_the_midst_of_an_exec_is_waited_for() -> None:
+    """Then it has neither arguments nor an environment, and would be of no rank for good."""
+    for _ in range(20):
+        process = subprocess.Popen(["sleep", "60"], env={**os.environ, "RANK": "1"})
+        try:
+            target = targets.inspect(process.pid)
+            assert target.identity.rank == 1
+            target.close()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_loop_does_not_wait_for_an_exec(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take as long as somebody's file system wants."""
+    slept: list[float] = []
+    monkeypatch.setattr(targets, "_of_memory", lambda pid, name: b"")
+    monkeypatch.setattr(targets, "_is_executed", lambda pid: True)
+    monkeypatch.setattr(targets.time, "sleep", slept.append)
+    open_files = len(os.listdir("/proc/self/fd"))
+    for wait in (False, True):
+        with pytest.raises(ArgusError, match=f"process {sleeper.pid} is being executed"):
+            targets.inspect(sleeper.pid, wait=wait)
+        assert len(slept) == (targets.EXEC_TRIES - 1) * wait
+    assert sum(slept) < 0.1
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_a_process_that_removed_its_arguments_is_not_waited_for(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then it has neither arguments nor an environment, and would be of no rank for good."""
-    read, asked = targets._of_memory, itertools.count()
-    monkeypatch.setattr(targets, "_of_memory", lambda pid, name: b"" if next(asked) < 6 else read(pid, name))
-    target = targets.inspect(sleeper.pid)
-    assert target.identity.rank == 1
-    target.close()
+    """Whoever does that to many of its processes must not stop the loop."""
     monkeypatch.setattr(targets, "_of_memory", lambda pid, name: b"")
+    monkeypatch.setattr(targets.time, "sleep", lambda seconds: pytest.fail("waits"))
     target = targets.inspect(sleeper.pid)
-    assert target.identity.rank == -1, "for a moment only"
+    assert (target.identity.rank, target.command) == (-1, "")
     target.close()
 
 

@@ -65,9 +65,8 @@ _MAPS_LINE = re.compile(
 )
 _DELETED = " (deleted)"
 EXEC_TRIES, EXEC_S = 20, 0.005
-"""How often, and how long after one another, a process is looked at that has neither arguments nor an environment. The
-kernel gives it both late in an exec, after the file descriptors that end there were closed; on a busy machine that may
-be milliseconds later."""
+"""How often, and how long after one another, a process is looked at that is being executed: the kernel gives it
+arguments and environment late, on a busy machine milliseconds after the file descriptors that end there were closed."""
 _CPUCLOCK_SCHED = 2
 """The clock of a process's CPU time is numbered by the process and this (kernel/time/posix-cpu-timers.c)."""
 
@@ -270,11 +269,17 @@ def identity_of(pid: int) -> Identity:
         return Identity()
 
 
-def inspect(pid: int) -> Target:
+def inspect(pid: int, *, wait: bool = True) -> Target:
     """Who a process is, without its libraries.
 
+    Args:
+        pid: The process.
+        wait: Whether to wait for one that is being executed, for 0.1 s at most. An exec may take as long as a file
+            system of others wants, so that a loop which others depend on must not.
+
     Raises:
-        ArgusError: There is no such process, it is a kernel thread or a zombie, or it may not be looked at.
+        ArgusError: There is no such process, it is a kernel thread or a zombie, is being executed, or may not be looked
+            at.
     """
     try:
         # Opened first: whatever is read afterwards is checked to be of this very process.
@@ -299,7 +304,7 @@ def inspect(pid: int) -> Target:
             if same_process(pid, start_ticks):
                 raise ArgusError(f"process {pid} is a kernel thread", "", EXIT_UNAVAILABLE) from reason
             raise _vanished(pid) from reason
-        command_line, environment = _started_with(pid)
+        command_line, environment = _started_with(pid, wait)
         cgroup = read_cgroup(pid)
         identity = owned(identify(environment, command_line, cgroup), pid, cgroup)
         if not same_process(pid, start_ticks):
@@ -441,14 +446,25 @@ def _of_memory(pid: int, name: str) -> bytes:
         return b""
 
 
-def _started_with(pid: int) -> tuple[bytes, dict[str, str]]:
-    """Command line and environment of a process. In the midst of an exec it has neither: that is waited for."""
-    for _ in range(EXEC_TRIES):
-        command_line, environment = _of_memory(pid, "cmdline"), read_environment(pid)
-        if command_line or environment:
-            break
-        time.sleep(EXEC_S)
-    return command_line, environment
+def _started_with(pid: int, wait: bool) -> tuple[bytes, dict[str, str]]:
+    """Command line and environment of a process, empty if it has removed them.
+
+    Raises:
+        ArgusError: It is being executed, and has neither yet.
+    """
+    for left in reversed(range(EXEC_TRIES if wait else 1)):
+        if not _is_executed(pid):
+            return _of_memory(pid, "cmdline"), read_environment(pid)
+        if left:
+            time.sleep(EXEC_S)
+    raise ArgusError(f"process {pid} is being executed", "Try again in a moment", EXIT_UNAVAILABLE)
+
+
+def _is_executed(pid: int) -> bool:
+    """Whether a process is in the midst of an exec: its new memory has no place for an environment yet (proc(5): field
+    51 of /proc/PID/stat)."""
+    fields = read_file(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+    return len(fields) > 48 and fields[48] == b"0"
 
 
 def read_environment(pid: int) -> dict[str, str]:

@@ -55,6 +55,8 @@ def test_an_engine_that_replaces_another_keeps_its_bound(monkeypatch: pytest.Mon
     assert engine._bound(lock) == 7 << 30
     os.pwrite(lock, f"4821 process 12: argus trace{engine.ENDING}{300 << 30}\n".encode(), 0)
     assert engine._bound(lock) == 300 << 30
+    os.utime(lock, times=(0, 0))
+    assert engine._bound(lock) == 7 << 30, "nobody has used the store since"
     os.close(lock)
 
 
