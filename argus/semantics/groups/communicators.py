@@ -65,6 +65,8 @@ LAST_WAITS = 0.05
 healthy ranks within 1 % of one another."""
 LAST_BY = 0.02
 """Only a rank that is later by this share of the time between two ends counts as last; below it ranks take turns."""
+APART = "not called at the same time"
+"""Why two handles with equal calls are not one communicator."""
 BLOCKED = 0.1
 """Synchronise calls shorter than this share of the rank's long ones (90th percentile) did not wait for the GPU."""
 
@@ -182,28 +184,41 @@ class _Life:
     calls: NDArray[np.void]
 
 
-def _turns_apart(a: list[_Life], b: list[_Life]) -> int:
-    """What to add to turns of ``b`` to have those of ``a``: ranks call a group at one time.
-
-    Argus may have attached while one rank still was in the group before: that rank's first group has no match.
-    """
-    by_turn = {life.turn: life for life in a}
-    shifts = {0}
-    for life in (b[0], b[-1]):
-        shifts.add(min(a, key=lambda other: _gap(other, life)).turn - life.turn)
-    if len(shifts) == 1:
-        return 0
-
-    def cost(shift: int) -> tuple[bool, int]:
-        gaps = [_gap(by_turn[life.turn + shift], life) for life in b if life.turn + shift in by_turn]
-        return not gaps, sum(gaps)
-
-    return min(sorted(shifts, key=abs), key=cost)
-
-
 def _gap(a: _Life, b: _Life) -> int:
     """Time between two lives, ns; below 0: they overlap by so much."""
     return max(a.begin, b.begin) - min(a.end, b.end)
+
+
+def _apart(a: _Life, b: _Life) -> float:
+    """How far apart the ranks make the same calls, ns; infinite: none is in both, nor do they overlap."""
+    _, in_a, in_b = np.intersect1d(a.calls["stream"], b.calls["stream"], return_indices=True)
+    if not len(in_a):
+        return 0.0 if _gap(a, b) < 0 else np.inf
+    shift = (a.end - int(a.calls["ts_ns"].max())) - (b.end - int(b.calls["ts_ns"].max()))  # of the two clocks
+    apart = a.calls["ts_ns"][in_a].astype(np.int64) - b.calls["ts_ns"][in_b].astype(np.int64) + shift
+    return float(np.median(np.abs(apart)))
+
+
+def _same_lives(a: list[_Life], b: list[_Life]) -> dict[int, int]:
+    """Which of two ranks' groups of one name are the same, as places in ``a`` by places in ``b``: ranks call a group at
+    one time.
+
+    Turns cannot tell: Argus may have attached while one rank still was in the group before, and the name of a group
+    that lives shortly may not have been read on one rank.
+    """
+    if len(a) == len(b) == 1:
+        return {0: 0}
+    begins = [np.diff(sorted(life.begin for life in lives)) for lives in (a, b)]
+    spacing = min(float(each.min()) for each in begins if len(each))
+    apart = np.array([[_apart(one, other) for one in a] for other in b])
+    limits = [[max(one.end - one.begin, other.end - other.begin, spacing) / 2 for one in a] for other in b]
+    apart[apart >= limits] = np.inf
+    nearest, back = apart.argmin(axis=1), apart.argmin(axis=0)
+    return {
+        place: int(nearest[place])
+        for place in range(len(b))
+        if back[nearest[place]] == place and np.isfinite(apart[place, nearest[place]])
+    }
 
 
 def named_group(place: Membership) -> int:
@@ -224,11 +239,21 @@ def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
                 life = _Life(comm, place.turn, place.rank, int(ts.min()), int(ts.max()), own)
                 lives[place.name, place.size][calls.rank].append(life)
     for (name, size), of_ranks in lives.items():
-        first_rank = of_ranks[min(of_ranks)]
-        for rank, seen in of_ranks.items():
-            shift = _turns_apart(first_rank, seen)
-            for life in seen:
-                group = _group_id("name", name, size, life.turn + shift)
+        known: dict[int, _Life] = {}
+        for rank, seen in sorted(of_ranks.items()):
+            numbers = list(known)
+            same = _same_lives(list(known.values()), seen) if known else {}
+            shift = 0
+            for place, life in enumerate(seen):
+                if place in same:
+                    number = numbers[same[place]]
+                    shift = number - life.turn
+                else:
+                    number = life.turn + shift
+                    if number in known:  # another one, which this rank was not seen in
+                        number = _group_id(rank, life.comm)
+                    known[number] = life
+                group = _group_id("name", name, size, number)
                 rows[rank, life.comm] = _Row(group, "name", life.comm_rank, size)
                 count, first = np.unique(life.calls["stream"].astype(np.int64) - 1, return_index=True)
                 parts[group].append(((rank, life.comm), count, life.calls["seq"].astype(np.int64)[first]))
@@ -347,6 +372,8 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
     size = int(max(a.seq[-1] - a.seq[0], b.seq[-1] - b.seq[0])) + 1
     if len(a.seq) < MIN_CALLS or len(b.seq) < MIN_CALLS or size > 16 * RECENT:
         return _Fit(0, np.inf, "too few calls to line up")
+    if max(int(a.ts.min()), int(b.ts.min())) > min(int(a.ts.max()), int(b.ts.max())) + SLACK_NS:
+        return _Fit(0, np.inf, APART)
     lanes = []
     for calls in (a, b):
         lane = np.full((4, int(calls.seq[-1] - calls.seq[0]) + 1), -1, np.int64)
@@ -423,6 +450,7 @@ def _join(
         inside = np.ones(len(others), np.bool_)
         if several or 0 < size < len(left):
             inside = _together([fit.cost_ns for fit in fits], size - 1 if size > 0 else 0)
+        inside &= np.array([fit.error != APART for fit in fits], np.bool_)
         base = known.get((reference.rank, reference.comm))
         group = base.group if base else _group_id("traffic", reference.rank, reference.comm)
         rows = {(reference.rank, reference.comm): base or _Row(group, "traffic", nranks=size)}

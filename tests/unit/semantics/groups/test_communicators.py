@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -405,6 +406,33 @@ def test_the_first_group_seen_of_a_rank_may_be_one_that_another_has_left(seen: i
         groups[int(row["comm_group"])].add(int(row["comm"]))
     assert sorted(map(sorted, groups.values())) == [[0x9000 + turn] for turn in range(4)]
     assert sorted(Counter(rows["comm_group"].tolist()).values()) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("nameless", [({2}, {4}), ({1, 4}, {2}), ({5}, {3, 4}), (set(), {0, 5})])
+@pytest.mark.parametrize("late", [0, 3_000_000])
+def test_a_group_that_was_gone_before_its_name_was_read_confuses_no_other(
+    nameless: tuple[set[int], set[int]], late: int
+) -> None:
+    """Each rank has had six groups of one name, one after the other."""
+    ranks = []
+    for rank in (0, 1):
+        lives, named, turns = [], {}, itertools.count()
+        for life in range(6):
+            calls = gloo(rank, range(20), comm=0x9000 + life).collectives
+            calls["ts_ns"] += np.uint64(30_000_000 * life + late * rank)
+            lives.append(calls)
+            if life not in nameless[rank]:
+                named[0x9000 + life] = Membership("0", rank, 2, next(turns))
+        ranks.append(RankCalls(rank, np.concatenate(lives), named=named))
+    for seen in (ranks, ranks[::-1]):
+        rows = find_groups(seen)
+        groups: dict[int, set[int]] = defaultdict(set)
+        for row in rows[rows["error"] == ""]:
+            groups[int(row["comm_group"])].add(int(row["comm"]))
+        assert all(len(lives) == 1 for lives in groups.values())
+        sizes = {next(iter(groups[group])) - 0x9000: n for group, n in Counter(rows["comm_group"].tolist()).items()
+                 if group in groups}  # fmt: skip
+        assert {life for life, n in sizes.items() if n == 2} >= set(range(6)) - nameless[0] - nameless[1]
 
 
 def test_two_ranks_in_one_place_are_not_guessed() -> None:
