@@ -794,7 +794,10 @@ def test_a_profiler_of_the_program_s_own_comes_and_goes(monkeypatch: pytest.Monk
             target.ask("launch 100")
             assert target.ask("leave") == "0"
             watch.until_on(5)
-        target.ask("launch 10000")
+        before = len(watch.gpu)
+        target.send("launch 10000")
+        watch.until(lambda: len(watch.gpu) >= before + 10_000)
+        target.answer()
         watch.stop()
         assert watch.counter("cupti_interruptions") == 4
         assert watch.counter("cupti_buffers_refused") == 0
