@@ -205,7 +205,8 @@ def kept_waiting(
     for slow in found:
         if slow.cost_ns < least_ns:
             continue
-        window = min(gpu_times.WINDOWS[0], len(seen.now.steps))
+        total = len(seen.now.steps)
+        window = min(gpu_times.WINDOWS[0] if slow is idle_stage else gpu_times.newest_count(total), total)
         part = [one for one, _ in pairs if set(one.ranks) <= set(slow.ranks)]
         named_ranks = {rank for one in part for rank in one.ranks}
         late = {rank for one, _ in pairs for rank in one.ranks + one.waiting}

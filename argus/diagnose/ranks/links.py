@@ -18,7 +18,7 @@ from argus.diagnose.case import Case
 from argus.diagnose.ranks.lateness import find_onset
 from argus.diagnose.ranks.slow_gpus import above, grown
 from argus.diagnose.read import queries
-from argus.diagnose.read.gpu_times import MIN_STEPS, PAST, WINDOWS, first_steps, levels
+from argus.diagnose.read.gpu_times import MIN_STEPS, PAST, WINDOWS, first_steps, levels, newest_count
 from argus.diagnose.read.query import runnable_sql
 from argus.diagnose.read.transfers import P2P, Transfers
 from argus.diagnose.suspect import Suspect, slowdown_of
@@ -87,7 +87,7 @@ def find_slow_links(
     """
     if len(now.steps) < fewest or not len(now.names):
         return []
-    recent = now.took[:, -WINDOWS[0] :]
+    recent = now.took[:, -newest_count(len(now.steps)) :]
     excess = np.zeros(len(now.names))
     usual = np.full(len(now.names), np.nan)
     peers = np.zeros(len(now.names), np.int64)
@@ -111,7 +111,7 @@ def find_slow_links(
         was = before.took[[place[now.names[number]] for number in both]]
         # Fewer of the first steps, too: the rest may be slow already.
         for count in sorted({min(count, was.shape[1]) for count in PAST}):
-            by_past = grown(recent[both], was[:, :count], least, alone=True)
+            by_past = _grown(recent[both], was[:, :count], least, [now.members[number] for number in both])
             for number, took, more in zip(both, was[:, :count], by_past.tolist(), strict=True):
                 if more > excess[number] and not peers[number]:
                     excess[number], usual[number] = more, float(np.nanmedian(took))
@@ -122,6 +122,15 @@ def find_slow_links(
         more, factor = (level[number] - usual[number]) * times, level[number] / usual[number]
         slow_links.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number])))
     return sorted(slow_links, key=lambda link: -link.excess_ns)
+
+
+def _grown(now: Float, before: Float, least: float, members: Sequence[tuple[int, ...]]) -> Float:
+    """By how much transfers take longer than before, beyond what all did, as a share, shape (links,); 0 where it is not
+    sure. What one communicator does is no norm for itself, whatever operations it is used for."""
+    if len(set(members)) > 1:
+        return grown(now, before, least)
+    parts = [grown(one[None], was[None], least, alone=True) for one, was in zip(now, before, strict=True)]
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _other_stages(some: Transfers) -> Int:

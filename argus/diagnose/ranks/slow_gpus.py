@@ -20,11 +20,21 @@ from argus.diagnose.chance import outlier_limit
 from argus.diagnose.kernels import distributions
 from argus.diagnose.ranks.lateness import ALPHA, by_chance, find_onset
 from argus.diagnose.read import queries
-from argus.diagnose.read.gpu_times import ERRORS, MIN_STEPS, PAST, WINDOWS, GpuTimes, GpuWindow, levels, usual_compute
+from argus.diagnose.read.gpu_times import (
+    ERRORS,
+    MIN_STEPS,
+    PAST,
+    WINDOWS,
+    GpuTimes,
+    GpuWindow,
+    levels,
+    newest_count,
+    usual_compute,
+)
 from argus.diagnose.read.peers import Mesh
 from argus.diagnose.read.query import Query
 from argus.diagnose.suspect import Suspect, slowdown_of
-from argus.model.statistics import MEDIAN, low_median, mad, row_medians
+from argus.model.statistics import MEDIAN, low_median, mad, row_medians, share_in_order
 from argus.model.units import duration, ranks_on
 
 Float = NDArray[np.float64]
@@ -48,6 +58,9 @@ FEW = 0.1
 """If this share of the ranks is as it was, the others have changed; if not, the work has."""
 MOST = 0.5
 """If this share of a stage became slower, its ranks are compared with their own past."""
+SEPARATE = 0.99
+"""Share of the pairs of an earlier and a newest step that are in order, at least, where the newest are fewer than a
+window has (as for regressions): of so few the errors themselves are not sure."""
 FACTOR = 1.25
 """Slow ranks of one finding differ by less than this factor in how slow they are."""
 REFERENCES = 16
@@ -106,13 +119,18 @@ def find_slow(
     total = len(now.steps)
     if total < MIN_STEPS:
         return []
-    # Of a recording that has no more than one window the newer half decides.
-    newest = WINDOWS[0] if total > WINDOWS[0] else max(MIN_STEPS, total // 2)
+    newest = newest_count(total)
     recent = now.cut(slice(-newest, None))
+    # What wanders by a few percent is elsewhere after ten steps already, and has not changed.
+    over_past = least_grown if newest == WINDOWS[0] else max(least, least_grown)
     excess, past = np.zeros(len(now.ranks)), np.zeros(len(now.ranks), np.bool_)
     for window in dict.fromkeys((newest, *WINDOWS)):
         tail = now.cut(slice(-window, None))
-        by_tail, by_past = _excess(tail, mesh, before, least, least_grown)
+        # In a recording of few steps the longer window has those that the newest are compared with. If it is full, it
+        # is the surer one for ranks with the same work.
+        earlier = before if newest in (window, WINDOWS[0]) else None
+        over_peers = least if window >= WINDOWS[0] or total <= WINDOWS[0] else np.inf
+        by_tail, by_past = _excess(tail, mesh, earlier, over_peers, over_past)
         if window > newest and (fresh := (by_tail > 0) & (excess == 0)).any():
             # What a longer window shows must still hold.
             by_tail[fresh & (_excess(recent, mesh, before, 0.0, 0.0, sure=False)[0] < by_tail / 2)] = 0
@@ -196,8 +214,21 @@ def _parted(now: Float, before: Float, least: float, *, sure: bool) -> Float:
         far = outlier_limit(BY_CHANCE, int(known.sum()), SPREADS) * mad(moved[known], usual)
         high = (moved >= least) & (level - 1 >= least / 2)
         high &= moved - usual >= np.maximum(ERRORS * np.hypot(error, was_error), far)
+        high &= _separate(now - usual, before[:, :count], high)
         best = np.maximum(best, np.where(high | (not sure), np.maximum(np.minimum(moved, level - 1), 0.0), 0.0))
     return best
+
+
+def _separate(now: Float, before: Float, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether all newest steps of series are longer than all earlier ones, but for single ones; of so many newest steps
+    as a window has, their errors tell enough. Shapes (series, steps), (series, other steps), and (series,): of which
+    series it is asked."""
+    out = np.ones(len(now), np.bool_)
+    if now.shape[1] < WINDOWS[0]:
+        for place in np.flatnonzero(asked).tolist():
+            was, here = (part[place][np.isfinite(part[place])] for part in (before, now))
+            out[place] = min(len(was), len(here)) > 0 and share_in_order(was, here) >= SEPARATE
+    return out
 
 
 def above(ratio: Float, least: float, *, sure: bool = True) -> Float:
@@ -246,6 +277,7 @@ def grown(now: Float, before: Float, least: float, *, sure: bool = True, alone: 
     same = np.abs(change - 1) < UNCHANGED
     norm = 1.0 if same.mean() >= FEW or (alone and len(now) == 1) else float(np.median(change))
     high = (change / norm >= 1 + least) & (change - norm >= ERRORS * relative)
+    high &= _separate(now[known] / norm, before[known], high)
     more[known] = np.where(high | (not sure), np.maximum(change / norm - 1, 0.0), 0.0)
     return more
 

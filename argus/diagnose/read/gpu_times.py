@@ -133,7 +133,8 @@ def own_lateness(seen: GpuWindow) -> tuple[Float, NDArray[np.bool_]]:
     compute, idle, sure = own_excess(seen.now, seen.mesh)
     own = compute + idle
     if seen.before is not None and np.array_equal(seen.before.ranks, seen.now.ranks):
-        recent, first = seen.now.cut(slice(-WINDOWS[0], None)), seen.before.cut(slice(0, PAST[-1]))
+        recent = seen.now.cut(slice(-newest_count(len(seen.now.steps)), None))
+        first = seen.before.cut(slice(0, PAST[-1]))
         level, error = levels(recent.compute + recent.idle)
         was, was_error = levels(first.compute + first.idle)
         own = np.maximum(own, level - was)
@@ -201,9 +202,15 @@ def windows(params: Mapping[str, Any], numbers: Int, ranks: int) -> list[dict[st
     return [{**params, "first": int(some[0]), "last": int(some[-1])} for some in (newest, first) if len(some)]
 
 
+def newest_count(total: int) -> int:
+    """How many of the newest steps show what a job does now: fewer where the others would be too few to compare them
+    with."""
+    return WINDOWS[0] if total >= WINDOWS[0] + MIN_STEPS else MIN_STEPS
+
+
 def first_steps(numbers: Int) -> Int:
     """The steps that the newest are compared with; none where there are too few besides."""
-    first = numbers[: max(0, min(FIRST, len(numbers) - WINDOWS[0]))]
+    first = numbers[: max(0, min(FIRST, len(numbers) - newest_count(len(numbers))))]
     return first if len(first) >= MIN_STEPS else first[:0]
 
 

@@ -163,6 +163,29 @@ def test_the_only_communicator_is_compared_with_its_own_past() -> None:
     assert "its own first steps" in found.evidence[0]["text"]
 
 
+@pytest.mark.parametrize("steps", [20, 24, 29])
+def test_of_a_short_recording_the_older_half_is_the_past(steps: int) -> None:
+    network = Network(8, steps=steps)
+    assert network.slow_links() == []
+    network.link[:, steps // 2 :] = 2.0
+    (found,) = network.slow_links()
+    assert (found.ranks, found.since) == (list(range(8)), steps // 2)
+    assert "its own first steps" in found.evidence[0]["text"]
+
+
+@pytest.mark.parametrize(("groups", "slow"), [(1, 2), (2, 0)])
+def test_operations_of_one_communicator_are_no_norm_for_one_another(groups: int, slow: int) -> None:
+    """All that a sharded job sends goes over the same links; where several communicators send more, the work did."""
+    took = np.random.default_rng(3).normal(1, 0.01, (2, 80))
+    took[:, 40:] *= 3
+    members = [tuple(range(4 * (number % groups), 4 * (number % groups) + 4)) for number in range(2)]
+    names = [(number % groups, op, (-1, -1)) for number, op in enumerate(("AllGather", "ReduceScatter"))]
+    ones = np.ones(2)
+    now = transfers.Transfers(np.arange(80), names, members, np.arange(2), np.arange(2), took, ones, ones)
+    first = replace(now, steps=now.steps[:20], took=took[:, :20])
+    assert len(links.find_slow_links(now, first)) == slow
+
+
 def test_a_link_that_was_well_in_the_first_steps_only() -> None:
     """Most of the steps that the newest are compared with are slow already."""
     network = Network(8)

@@ -231,6 +231,24 @@ def test_the_only_rank_of_a_stage_is_compared_with_its_own_past() -> None:
     assert named(Cluster(1, pp=4, steps=80).slow([2], 1.3, 40)) == [("compute_straggler", [2])]
 
 
+@pytest.mark.parametrize("steps", [20, 24, 29])
+def test_of_a_short_recording_the_older_half_is_the_past(steps: int) -> None:
+    """A profiler's recording of 20 to 29 steps has no newest 20 and ten besides."""
+    (found,) = Cluster(1, pp=4, steps=steps).slow([2], 1.3, steps // 2).slow_gpus()
+    assert (found.kind, found.ranks, found.since) == ("compute_straggler", [2], steps // 2)
+    assert "than its first steps" in found.evidence[0]["text"]
+    assert named(Cluster(1, pp=4, steps=steps).slow(list(range(4)), 1.3, steps // 2)) == []
+
+
+def test_of_a_short_recording_nothing_is_concluded_from_noise() -> None:
+    """The errors of ten steps are not sure themselves."""
+    for seed, steps in product(range(8), (20, 24, 29)):
+        for shape in ({"dp": 8}, {"dp": 1, "pp": 4}, {"dp": 2, "pp": 2}):
+            cluster = Cluster(**shape, steps=steps, seed=seed)
+            cluster.noise = 0.06
+            assert named(cluster) == []
+
+
 def test_all_ranks_slower_is_no_rank_s_fault() -> None:
     assert named(Cluster(8, steps=80).slow(list(range(8)), 1.3, 40)) == []
 
