@@ -57,6 +57,8 @@ class Asked:
     whole: bool = True
 
 
+WAITED_FOR = ("slow_gpus", "late_ranks", "slow_links", "stage_links")
+"""Detectors of ranks and links that others wait for."""
 UNKNOWN_HOST = "unknown"
 """The host of ranks for which a recording names none."""
 ALIKE_TIMES = "step times that are alike on all ranks do not show who is behind it: import timers (--phase)"
@@ -179,10 +181,27 @@ class Case:
         """What one of the newest steps takes."""
         return float(np.median(self.durations[-RECENT_STEPS:]))
 
+    def recently(self, since: int) -> NDArray[np.int64]:
+        """The newest steps, without those before a step where the others are enough: what costs time since then is not
+        in them."""
+        count = len(self.numbers) - int(np.searchsorted(self.numbers, since))
+        return self.numbers[-int(np.clip(count, MIN_STEPS, RECENT_STEPS)) :]
+
+    def taken_ns(self, since: int) -> float:
+        """What one of :meth:`recently` takes."""
+        count = len(self.recently(since))
+        all_of_them = count >= len(self.numbers[-RECENT_STEPS:])
+        return self.recent_ns if all_of_them else float(np.median(self.durations[-count:]))
+
+    @property
+    def changed(self) -> int:
+        """The step since which all of the ranks and links that were found so far are waited for."""
+        return max((suspect.since for suspect in self.suspects_of(*WAITED_FOR) if suspect.lost_ns > 0), default=0)
+
     @property
     def step(self) -> StepTime:
         """What a step takes, and would take without what was found so far."""
-        return step_time(self.recent_ns, self.suspects)
+        return step_time(self.taken_ns(self.changed), self.suspects)
 
     @cached_property
     def gpus(self) -> GpuWindow | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.case import MIN_STEPS, Case, evidence
+from argus.diagnose.case import MIN_STEPS, WAITED_FOR, Case, evidence
 from argus.diagnose.causes.crowded import find_crowd, find_increase
 from argus.diagnose.iteration import logged_growth, short
 from argus.diagnose.iteration.regression import (
@@ -43,14 +43,12 @@ threads between shared cores, and one whose sibling computes is up to half as fa
 LEAST_PART = 0.2
 """Part of the growth that a rank's own time shows at least, if that rank is the reason: a forward pass is a quarter of
 a step, and its backward pass contains the wait."""
-EXPLAINING_KINDS = ("slow_gpus", "late_ranks", "slow_links")
-"""Detectors of ranks and links that others wait for."""
 
 
 def detect(case: Case) -> list[Suspect]:
     """The regression that the newest steps are in. A slow GPU that nobody seems to wait for, and that is slow since
     then, is what it is: that one is reported in its own place."""
-    suspects = case.suspects_of(*EXPLAINING_KINDS)
+    suspects = case.suspects_of(*WAITED_FOR)
     confirmed = None if case.gpus is None or suspects else partial(slow_gpus.all_grown, case.gpus)
     regression, more_work = _regression(case, has_suspects=bool(suspects), confirmed=confirmed)
     case.notes.more_work = more_work

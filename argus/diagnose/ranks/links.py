@@ -18,7 +18,7 @@ from argus.diagnose.case import Case
 from argus.diagnose.ranks.lateness import find_onset
 from argus.diagnose.ranks.slow_gpus import above, grown
 from argus.diagnose.read import queries
-from argus.diagnose.read.gpu_times import MIN_STEPS, PAST, WINDOWS, first_steps, levels, newest_count
+from argus.diagnose.read.gpu_times import MIN_STEPS, PAST, WINDOWS, GpuTimes, first_steps, levels, newest_count
 from argus.diagnose.read.query import runnable_sql
 from argus.diagnose.read.transfers import P2P, Transfers
 from argus.diagnose.suspect import Suspect, slowdown_of
@@ -183,9 +183,8 @@ def of_steps(case: Case, fewest: int) -> list[Suspect]:
         if ranks & set(now.members[link.number]):
             took[link.number] /= link.factor
     what = dimensions.get(now.names[worst.number][0], "unknown")
-    suspect = _suspect(case, now, slow, sorted(ranks), common, what, step_ns, replace(now, took=took))
-    suspect.since = _onset(now, before, worst, newest, numbers, read)
-    return [suspect]
+    since = _onset(now, before, worst, newest, numbers, read)
+    return [_suspect(case, now, slow, sorted(ranks), common, what, since, replace(now, took=took))]
 
 
 def without_like(case: Case) -> str:
@@ -258,7 +257,7 @@ def _suspect(
     ranks: list[int],
     common: list[str],
     dimension: str,
-    step_ns: float,
+    since: int,
     unburdened: Transfers,
 ) -> SlowLinkSuspect:
     assert case.gpus is not None
@@ -266,11 +265,9 @@ def _suspect(
     worst = slow[0]
     members, op = now.members[worst.number], now.names[worst.number][1]
     shown = runnable_sql(queries.TRANSFERS, case.transfers.window)
-    hosts, times = case.hosts, case.gpus.now
+    hosts = case.hosts
     names = common or sorted({hosts[rank] for rank in ranks if rank in hosts})
-    inside = np.isin(times.ranks, members)
-    exposed = float(np.median(levels(times.collective[inside] + times.pipeline[inside])[0])) if inside.any() else 0.0
-    cost = min(worst.excess_ns, exposed)
+    cost = min(worst.excess_ns, float(np.median(exposed_ns(case, members, since))))
     what = (
         f"a transfer between ranks {listed(members)}"
         if op == P2P
@@ -305,11 +302,11 @@ def _suspect(
         kind="link_degradation",
         ranks=ranks,
         hosts=names,
-        since=case.last,
+        since=since,
         last=case.last,
         phase=op,
         lost_ns=cost,
-        slowdown=slowdown_of(step_ns, cost),
+        slowdown=slowdown_of(case.taken_ns(since), cost),
         confidence=0.9 if worst.peers > 1 else 0.7,
         level="phase",
         evidence=evidence,
@@ -317,6 +314,22 @@ def _suspect(
         f"ethtool -S; {test}",
         unburdened=unburdened,
     )
+
+
+def exposed_ns(case: Case, members: tuple[int, ...], since: int) -> Float:
+    """How long each rank of a transfer waits for it at most, with nothing else to do, in a step since it is slow; where
+    enough of the first steps were before that, how much longer than then. Shape (ranks,), one at least."""
+    assert case.gpus is not None
+
+    def typical(times: GpuTimes) -> Float:
+        inside = np.isin(times.ranks, members)
+        return levels(times.collective[inside] + times.pipeline[inside])[0] if inside.any() else np.zeros(1)
+
+    now, first = case.gpus.now, case.gpus.before
+    exposed = typical(now.cut(now.steps >= case.recently(since)[0]))
+    if first is not None and np.array_equal(first.ranks, now.ranks) and np.sum(first.steps < since) >= MIN_STEPS:
+        exposed = exposed - typical(first.cut(first.steps < since))
+    return np.maximum(exposed, 0.0)
 
 
 def nccl_test(op: str, size: float, each: int) -> str:

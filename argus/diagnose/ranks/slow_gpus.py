@@ -450,8 +450,11 @@ def detect(case: Case) -> list[Suspect]:
     if (gpus := case.gpus) is None:
         return []
     suspects = []
-    for slow in find_slow(gpus.now, gpus.mesh, gpus.before):
-        suspect = _suspect(case, gpus, slow, _onset(case.query, case.params, case.numbers, slow))
+    found = find_slow(gpus.now, gpus.mesh, gpus.before)
+    places = np.flatnonzero(np.isin(gpus.now.ranks, [rank for slow in found for rank in slow.ranks]))
+    for slow in found:
+        onset = _onset(case.query, case.params, case.numbers, slow)
+        suspect = _suspect(case, gpus, _since(gpus, slow, places, case.recently(onset)), onset)
         stage = np.isin(gpus.mesh.stage, gpus.mesh.stage[np.isin(gpus.now.ranks, slow.ranks)])
         if gpus.mesh.staged and len(slow.ranks) > 1 and not slow.peers and len(slow.ranks) == stage.sum():
             # All GPUs of a stage at once: not they became slow, but there is more for them to do. Their kernels know.
@@ -465,6 +468,15 @@ def detect(case: Case) -> list[Suspect]:
                 suspect.kind = kind
         suspects.append(suspect)
     return suspects
+
+
+def _since(gpus: GpuWindow, slow: SlowGpu, slow_places: Int, steps: Int) -> SlowGpu:
+    """The same ranks by the newest steps alone in which they were slow, as far as these are enough."""
+    now = gpus.now.cut(gpus.now.steps >= steps[0])
+    if len(now.steps) < MIN_STEPS or len(steps) >= WINDOWS[0]:
+        return slow
+    own, peers = (np.flatnonzero(np.isin(now.ranks, ranks)) for ranks in (slow.ranks, slow.peers))
+    return _one(now, gpus.mesh, None if slow.peers else gpus.before, own, peers, slow_places)
 
 
 def _onset(query: Query, params: Mapping[str, Any], numbers: Int, slow: SlowGpu) -> int:
@@ -510,7 +522,7 @@ def _longer_since(case: Case, onset: int) -> float:
 
 
 def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
-    step_ns = float(np.median(case.durations[-WINDOWS[0] :]))
+    step_ns = case.taken_ns(onset)
     names = case.hosts_of(slow.ranks)
     where = ranks_on(slow.ranks, names)
     visible = slow.cost_ns >= case.threshold * step_ns

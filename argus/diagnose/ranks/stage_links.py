@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from argus.diagnose.case import Case, evidence
-from argus.diagnose.ranks.links import nccl_test
+from argus.diagnose.ranks.lateness import find_onset
+from argus.diagnose.ranks.links import exposed_ns, nccl_test
 from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import WINDOWS, GpuWindow, levels
 from argus.diagnose.read.transfers import P2P
@@ -31,12 +32,14 @@ FEWEST = 2
 @dataclass(frozen=True)
 class _Boundary:
     """Attributes:
+    comm: The handle that both ranks have.
     ranks: Of its two stages.
     took_ns: One transfer, of which nobody waited for the other.
     calls: Transfers in a step.
     nbytes: Of one; 0: unknown.
     """
 
+    comm: int
     ranks: tuple[int, int]
     took_ns: float
     calls: float
@@ -58,9 +61,8 @@ def detect(case: Case) -> list[Suspect]:
             worst, usual_ns, others = one, norm_ns, count
     if worst is None:
         return []
-    inside = np.isin(gpus.now.ranks, worst.ranks)
-    exposed_ns = float(levels(gpus.now.collective[inside] + gpus.now.pipeline[inside])[0].max())
-    cost_ns = min((worst.took_ns - usual_ns) * worst.calls, exposed_ns)
+    since = _since(case, worst, usual_ns)
+    cost_ns = min((worst.took_ns - usual_ns) * worst.calls, float(exposed_ns(case, worst.ranks, since).max()))
     hosts = case.hosts_of(worst.ranks)
     text = (
         f"a transfer between ranks {worst.ranks[0]} and {worst.ranks[1]} takes {duration(worst.took_ns)} "
@@ -72,11 +74,11 @@ def detect(case: Case) -> list[Suspect]:
             kind="link_degradation",
             ranks=list(worst.ranks),
             hosts=hosts,
-            since=int(case.numbers[0]),
+            since=since,
             last=case.last,
             phase=P2P,
             lost_ns=cost_ns,
-            slowdown=slowdown_of(step_ns, cost_ns),
+            slowdown=slowdown_of(case.taken_ns(since), cost_ns),
             confidence=0.9 if others > FEWEST else 0.7,
             level="phase",
             evidence=[evidence(text, queries.STAGE_TRANSFERS, window)],
@@ -85,6 +87,15 @@ def detect(case: Case) -> list[Suspect]:
             f"{nccl_test(P2P, worst.nbytes, 1)}.",
         )
     ]
+
+
+def _since(case: Case, slow: _Boundary, usual_ns: float) -> int:
+    """The step since which a boundary takes longer."""
+    asked = {**case.params, "first": int(case.numbers[0]), "last": case.last}
+    rows = case.query(queries.STAGE_TRANSFER_STEPS, {**asked, "comm": slow.comm, "ranks": list(slow.ranks)})
+    kept = np.isin(rows["step"].astype(np.int64), case.numbers)
+    since = find_onset(rows["took_ns"][kept] / usual_ns - 1, slow.took_ns / usual_ns - 1)
+    return int(rows["step"][kept][since] if since else case.numbers[0])
 
 
 def all_alike(case: Case, gpus: GpuWindow) -> bool:
@@ -112,7 +123,7 @@ def _boundaries(case: Case, gpus: GpuWindow) -> list[_Boundary]:
         ranks = tuple(rank[at].tolist())
         if len(ranks) == 2 and len({stage.get(each) for each in ranks} - {None}) == 2:
             took, calls, nbytes = (float(rows[name][at].min()) for name in ("took_ns", "calls", "nbytes"))
-            found.append(_Boundary((ranks[0], ranks[1]), took, calls, nbytes))
+            found.append(_Boundary(one, (ranks[0], ranks[1]), took, calls, nbytes))
     return found
 
 

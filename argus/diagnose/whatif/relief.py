@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from argus.diagnose.case import Case
 from argus.diagnose.ranks.links import SlowLinkSuspect
 from argus.diagnose.read import queries
+from argus.diagnose.read.gpu_times import MIN_STEPS, GpuWindow
 from argus.diagnose.read.query import runnable_sql
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.whatif import dependencies, operations, rebuild
@@ -30,7 +34,8 @@ def add(case: Case, suspects: Sequence[Suspect], step_ns: float) -> tuple[dict[s
     """
     if case.gpus is None or (carried := case.transfers) is None:
         return None, 0.0
-    rebuilt = rebuild.read(case.query, case.params, case.gpus, carried.now, carried.dimensions)
+    gpus = _recently(case, case.gpus)
+    rebuilt = rebuild.read(case.query, case.params, gpus, carried.now, carried.dimensions)
     if rebuilt is None:
         return None, 0.0
     # Of several that are late in the same steps each alone would gain little: what they cost was shared out before.
@@ -38,14 +43,21 @@ def add(case: Case, suspects: Sequence[Suspect], step_ns: float) -> tuple[dict[s
     dearer = 0.0
     for suspect in suspects:
         if suspect.ranks:
-            dearer += _relieved(case, rebuilt, suspect, step_ns, several=several)
+            dearer += _relieved(case, gpus, rebuilt, suspect, step_ns, several=several)
     return operations.in_verdict(dependencies.answer(rebuilt.model)), dearer
 
 
-def _relieved(case: Case, rebuilt: Rebuilt, suspect: Suspect, step_ns: float, *, several: bool) -> float:
+def _recently(case: Case, gpus: GpuWindow) -> GpuWindow:
+    """What the GPUs did since all costs what it does, as far as these steps are enough."""
+    since = gpus.now.steps >= case.recently(case.changed)[0]
+    return replace(gpus, now=gpus.now.cut(since)) if np.sum(since) >= MIN_STEPS else gpus
+
+
+def _relieved(
+    case: Case, gpus: GpuWindow, rebuilt: Rebuilt, suspect: Suspect, step_ns: float, *, several: bool
+) -> float:
     """Adds what a step would take without one suspect; returns what that costs less than was estimated, ns."""
-    gpus, carried = case.gpus, case.transfers
-    assert gpus is not None
+    carried = case.transfers
     assert carried is not None
     name, one = ranks_text(suspect.ranks), len(suspect.ranks) == 1
     if suspect.kind == "link_degradation":

@@ -70,6 +70,18 @@ ORDER BY comm, rank
 """What a send or receive takes that waits least, how many there are in a step, and their bytes, by communicator and
 rank."""
 
+STAGE_TRANSFER_STEPS = by_hosts(
+    """
+SELECT step, toFloat64(min(shortest_ns)) AS took_ns
+FROM $gpucollectives
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
+  AND op = 'SendRecv' AND comm = {comm:UInt64} AND rank IN {ranks:Array(UInt32)}
+GROUP BY step
+ORDER BY step
+"""
+)
+"""The same of one communicator, step by step: of the rank that waits less."""
+
 SENDS = by_hosts(
     f"""
 WITH

@@ -200,6 +200,20 @@ def test_waiting_for_others_is_no_slow_link() -> None:
     assert Network(4, tp=4).slow([5], 2.0).slow_links() == []
 
 
+@pytest.mark.parametrize("start", [12, 48])
+def test_what_a_link_costs_is_what_became_exposed(start: int) -> None:
+    """The newest 20 steps are not all slow, and what was exposed before is no loss."""
+    network = Network(8)
+    network.link[:, start:] = 2.0
+    case = network.job()
+    assert case.gpus is not None
+    for times in (case.gpus.now, case.gpus.before):
+        assert times is not None
+        times.collective[:] = np.where(times.steps >= start, 12 * MS, 5 * MS)
+    (found,) = links.detect(case)
+    assert found.lost_ns == pytest.approx(7 * MS, rel=0.1)
+
+
 def test_what_hides_behind_other_work_is_found_and_costs_nothing() -> None:
     network = Network(4, tp=4)
     network.only = ("tp",)

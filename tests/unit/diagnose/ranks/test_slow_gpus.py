@@ -47,6 +47,8 @@ class Cluster:
         self.noise = 0.01
         self.transfer_ns = np.full(max(pp - 1, 0), 0.1 * MS)
         """A transfer over each boundary of a pipeline of one rank a stage."""
+        self.transfers_since = 0
+        """Before this step all boundaries took 0.1 ms."""
         self.tensor = 0.0
         """Time of the passes in collectives of a lockstep group, of that of their computing."""
 
@@ -119,6 +121,10 @@ class Cluster:
                 "took_ns": np.array([self.transfer_ns[stage] * (1 + 3 * (rank > stage)) for rank, stage in ends]),
                 "calls": np.full(len(ends), 2.0 * self.micro), "nbytes": np.full(len(ends), 8e6),
             }  # fmt: skip
+        if text == queries.STAGE_TRANSFER_STEPS:
+            steps = np.arange(params["first"], params["last"] + 1)
+            took = self.transfer_ns[params["comm"] - 100]
+            return {"step": steps, "took_ns": np.where(steps < self.transfers_since, 0.1 * MS, took)}
         columns = self.columns()
         if text == queries.GPU_TIMES:
             kept = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from argus.diagnose.detector import Entry, ask
+from argus.diagnose.iteration import growth
 from argus.diagnose.ranks import layout, stage_links
 from argus.diagnose.suspect import Suspect
 from tests.unit.diagnose.ranks.test_slow_gpus import MS, Cluster
@@ -43,6 +45,23 @@ def test_what_a_slow_boundary_costs() -> None:
     assert case.gpus is not None
     exposed = np.median(case.gpus.now.collective + case.gpus.now.pipeline, axis=1)[1:3].max()
     assert found(cluster, OWN)[0].lost_ns == pytest.approx(exposed, rel=0.01)
+
+
+def test_steps_that_are_longer_since_a_boundary_is_slow_are_no_second_loss() -> None:
+    cluster = Cluster(1, pp=4)
+    cluster.transfer_ns[1], cluster.transfers_since = 1 * MS, 30
+    case = cluster.case()
+    case.hosts = dict(enumerate(OWN))
+    longer = np.where(case.numbers >= 30, 14 * MS, 0.0)
+    case.durations = case.durations + longer
+    assert case.gpus is not None
+    for times in (case.gpus.now, case.gpus.before):
+        assert times is not None
+        times.pipeline[:] += longer[times.steps]
+    ask([Entry("stage_links", stage_links), Entry("growth", growth)], case)
+    (one,) = case.suspects
+    assert (one.kind, one.ranks, one.since) == ("link_degradation", [1, 2], 30)
+    assert one.lost_ns == pytest.approx(14 * MS, rel=0.05)
 
 
 def test_a_small_difference_or_a_small_cost_is_no_finding() -> None:
