@@ -15,7 +15,7 @@ from argus.diagnose.iteration.hang import PLACES_S
 from argus.diagnose.iteration.logged_growth import lacking
 from argus.diagnose.iteration.regression import least_growth
 from argus.diagnose.iteration.stalls import LONGEST_STALL
-from argus.diagnose.ranks import links
+from argus.diagnose.ranks import links, recovered
 from argus.diagnose.ranks.lateness import RECENT_STEPS, find_episode
 from argus.diagnose.ranks.layout import stages_alike, unknown_partners
 from argus.diagnose.ranks.phase_times import listed_phases
@@ -66,7 +66,8 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
             verdict["reason"] = _joined(steady, notes.long_steps, notes.more_work)
         elif not compared and not notes.doubt and (alike := stages_alike(case)) and world_size <= ranks:
             verdict["status"] = "healthy"
-            verdict["reason"] = _joined(alike, notes.long_steps, notes.more_work)
+            past = notes.recovered or recovered.clause(case)
+            verdict["reason"] = _joined(alike, notes.long_steps, notes.more_work, past)
         elif not compared or notes.doubt:
             verdict["reason"] = notes.doubt or notes.why_not
         elif case.lateness is None and logged is not None and logged.blind:
@@ -129,9 +130,11 @@ def _trouble(case: Case, now_ns: float) -> str:
 
 def _of_healthy(case: Case, now_ns: float) -> str:
     notes, logged, across = case.notes, case.notes.logged, case.across
-    past = logged.note if logged is not None else ""
-    if case.lateness is not None:
-        past = notes.recovered or _history(case)
+    past = notes.recovered or recovered.clause(case)
+    if not past and case.lateness is not None:
+        past = _history(case)
+    elif not past and logged is not None:
+        past = logged.note
     agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
     inexact = across.trouble(case.threshold * now_ns) if across is not None else ""
     if inexact:
