@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import http.server
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -379,6 +380,44 @@ target = sys.argv[1] + "?max_threads=2"
 keeper = chdb.connect(target)
 engine._Server.give_back(types.SimpleNamespace(chdb=types.SimpleNamespace(connect=Connection), target=target))
 """
+
+
+def test_an_insert_whose_answer_is_lost_fails_and_is_not_sent_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer keeps the rows then, and sends them with the token that the store knows them by."""
+    import pyarrow as pa
+
+    dial, inserts = open_module._dial, []
+
+    def pass_on(ours: socket.socket, engine_socket: socket.socket) -> None:
+        """Everything goes to the engine, and its answers to the client, but for those to inserts."""
+        insert = False
+        while True:
+            ready, _, _ = select.select([ours, engine_socket], [], [])
+            data = ready[0].recv(1 << 20)
+            if ready[0] is ours and b"INSERT" in data:
+                insert = True
+                inserts.append(data)
+            if not data or (insert and ready[0] is engine_socket):
+                break
+            (engine_socket if ready[0] is ours else ours).sendall(data)
+        ours.close()
+        engine_socket.close()
+
+    def through(folder: Path) -> socket.socket:
+        theirs, ours = socket.socketpair()
+        threading.Thread(target=pass_on, args=(ours, dial(folder)), daemon=True).start()
+        return theirs
+
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE kept (n UInt8) ENGINE = MergeTree ORDER BY n")
+        monkeypatch.setattr(open_module, "_dial", through)
+        with open_store(url) as other, other.lease() as unlucky:
+            assert unlucky.command("SELECT count() FROM kept") == 0
+            with pytest.raises(Exception, match=r"aborted|closed|without response"):
+                unlucky.insert_arrow("kept", pa.table({"n": pa.array([1, 2, 3], pa.uint8())}))
+        monkeypatch.undo()
+        assert len(inserts) == 1
+        assert client.command("SELECT count() FROM kept") == 3
 
 
 def test_what_a_large_query_took_does_not_stay_with_the_engine(tmp_path: Path) -> None:
