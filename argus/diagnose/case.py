@@ -79,6 +79,7 @@ class Logged:
         leads: Of each of the newest steps the rank whose own time was furthest above its usual one, and by how much
             more than any other's, ns; None: ranks' own times are not known.
         waits: Timers that contain the wait for other ranks.
+        equal: Timers that are equally long on all ranks in each step.
         episodes: First and last steps of what :attr:`note` says of ranks that recovered.
         unseen: Ranks below the highest one that are not logged, or not in the newest steps.
     """
@@ -90,6 +91,7 @@ class Logged:
     partial: bool = False
     leads: Mapping[int, tuple[int, float]] | None = None
     waits: tuple[str, ...] = ()
+    equal: tuple[str, ...] = ()
     episodes: tuple[tuple[int, int], ...] = ()
     unseen: tuple[int, ...] = ()
 

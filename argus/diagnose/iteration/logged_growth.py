@@ -96,12 +96,16 @@ def whose(case: Case, growth: Growth) -> str:
         return f"; {ALIKE_TIMES}"
     if logged.unseen:
         return f"; {lacking(logged.unseen, 'in the log of the newest steps')}"
-    if logged.partial and (not growth.phase or growth.phase in logged.waits):
+    if is_communication(growth.phase):
+        return NOBODY
+    if growth.phase in logged.waits or (logged.partial and not growth.phase):
         contain = "contains" if len(logged.waits) == 1 else "contain"
         return (
             f"; no rank needs longer by itself, but {listed_phases(logged.waits)} {contain} the wait for other ranks, "
             "and one that is slower inside would not show"
         )
+    if growth.phase in logged.equal:
+        return f"; {_called(growth.phase)} is as long on every rank, and one that is slower inside would not show"
     return NOBODY
 
 

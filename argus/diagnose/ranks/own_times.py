@@ -54,6 +54,9 @@ LEVEL = 0.75
 """On the last to come, the timer that contains the wait varies by at most this share of what the other one does."""
 NOW_AND_THEN = 0.03
 """A timer with more such spikes among its changes from step to step is long in single steps."""
+EQUAL = 0.1
+"""A timer that differs between ranks by less than this share of what it changes by from step to step is the same on
+all."""
 PRECISE = 0.1
 """Standard error of that share below which it is measured."""
 WANDERS = 5.0
@@ -272,6 +275,17 @@ def _in_turn(timers: Timers, name: str, host: Sequence[str]) -> set[str]:
                 return {name}
             return {name, other} if others > LEVEL * least else set()
     return set()
+
+
+def equal_on_all(timers: Timers) -> tuple[str, ...]:
+    """Timers that change from step to step, and are equally long on all ranks in each: those that ranks leave together,
+    and enter together. What one of them is slower by inside, all have."""
+    found = []
+    for name, spent in timers.phases.items():
+        changes = _scatter(np.diff(np.nanmedian(spent, axis=0)))
+        if changes > 0 and _scatter(_centered(spent)) <= EQUAL * changes:
+            found.append(name)
+    return tuple(found)
 
 
 def hiding(waits: Sequence[str]) -> list[str]:

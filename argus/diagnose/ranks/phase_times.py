@@ -22,6 +22,7 @@ from argus.diagnose.ranks.own_times import (
     Slow,
     Timers,
     compare,
+    equal_on_all,
     hiding,
     kind_of,
     leads_of,
@@ -92,7 +93,7 @@ def slow_ranks(
     )
     return suspects, Logged(
         note, synchronous=True, least=least, partial=hidden, leads=ahead, waits=comparison.waits, episodes=episodes,
-        unseen=unseen,
+        equal=equal_on_all(timers), unseen=unseen,
     )  # fmt: skip
 
 

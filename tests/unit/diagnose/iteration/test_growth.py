@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from argus.diagnose.case import Case, Logged, Notes
 from argus.diagnose.iteration.changes import Detector
+from argus.diagnose.iteration.logged_growth import Growth, whose
 from argus.diagnose.iteration.regression import find_growth, find_rise, least_growth
+from argus.diagnose.ranks.own_times import hiding
 
 Float = NDArray[np.float64]
 
@@ -31,6 +36,25 @@ def online(times: Float) -> bool:
     for step, time in enumerate(times.tolist()):
         detector.feed(step, np.array([time]))
     return bool(detector.since[0] >= 0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "waits", "equal", "text"),
+    [
+        ("forward", ("backward",), (), ", and no rank holds up the others more than before"),
+        ("allreduce", ("allreduce",), (), ", and no rank holds up the others more than before"),
+        ("backward", ("backward",), (), "; no rank needs longer by itself, but backward contains the wait"),
+        ("sync", ("sync",), (), "; no rank needs longer by itself, but sync contains the wait"),
+        ("backward", ("forward",), ("backward",), "; backward is as long on every rank, and one that is slower inside"),
+    ],
+)
+def test_whether_a_rank_may_be_behind_growth(
+    phase: str, waits: tuple[str, ...], equal: tuple[str, ...], text: str
+) -> None:
+    partial = bool(hiding(waits))
+    logged = Logged(synchronous=True, partial=partial, leads={}, waits=waits, equal=equal)
+    case = cast("Case", cast("Any", SimpleNamespace(notes=Notes(logged=logged))))
+    assert whose(case, Growth(phase=phase)).startswith(text)
 
 
 @pytest.mark.parametrize("seed", range(6))

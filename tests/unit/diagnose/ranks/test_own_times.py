@@ -253,6 +253,14 @@ def chained(barriers: tuple[str, ...], ranks: int, seed: int, where: str = "", s
     return Log(step, phases)
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_timer_that_ranks_enter_and_leave_together_is_equal_on_all(ranks: int) -> None:
+    """What one of them is slower by inside, all have: their forward passes end together, and then backward does."""
+    log = chained(("forward", "backward"), ranks, seed=2, where="backward")
+    assert judged(log)[1].equal == ("backward",)
+    assert judged(chained(("backward",), ranks, seed=2, where="backward"))[1].equal == ()
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize(
     "barriers",
