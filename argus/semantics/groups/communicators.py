@@ -244,9 +244,9 @@ def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
             numbers = list(known)
             same = _same_lives(list(known.values()), seen) if known else {}
             shift = 0
-            for place, life in enumerate(seen):
-                if place in same:
-                    number = numbers[same[place]]
+            for at, life in enumerate(seen):
+                if at in same:
+                    number = numbers[same[at]]
                     shift = number - life.turn
                 else:
                     number = life.turn + shift
