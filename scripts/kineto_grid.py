@@ -22,7 +22,8 @@ from tests.builders.kineto_job import FAULTS, FORMATS, Job, make, right, step_ti
 CLOCKS = ("one", "apart", "drift")
 MUCH = {"pipe": 6.0, "gpu": 1.35, "gemm": 1.4, "loader": 7.0, "stall": 8.0, "link": 3.0, "regression": 1.3}
 LONGER = 0.25
-"""Of a step, what slow launches and a slow optimizer cost: what the GPU still has to do hides as much as it takes."""
+"""Of a step, what slow launches, a slow optimizer and a slow copy cost: what the GPU still has to do hides as much as
+slow launches take."""
 COSTS = 1.1
 """How many times as long a stall makes steps at least: in a pipeline, 8 ms may hide behind other micro-batches."""
 
@@ -57,7 +58,9 @@ def jobs(faults: list[str], clocks: list[str], each: int, seed: int, steps: int)
                     job = replace(job, version=str(pick("2.3", "2.6")), described=True)
                 if job.names in ("host", "same"):
                     job = replace(job, distributed=True)
-                if fault in ("host", "optimizer"):
+                if fault == "copy":
+                    job = replace(job, copies=True)
+                if fault in ("host", "optimizer", "copy"):
                     step_ms = float(np.median(step_times(replace(job, fault="healthy", steps=6)))) / 1000
                     job = replace(job, much=(1 + LONGER) * step_ms)
                 if fault == "stall":

@@ -56,11 +56,13 @@ EXPLANATIONS = (
     ),
     Explanation(
         "link_degradation",
-        "A network or NVLink connection is slow: the collectives over it take longer, also where computing hides that.",
+        "A network, NVLink or PCIe connection is slow: the collectives over it take longer, also where computing hides "
+        "that, or a rank's copies between host and GPU.",
         "Times of the rank that comes last to a collective, which waits for nobody, are 20 % above those of like "
-        "communicators, or above the first steps.",
+        "communicators, or above the first steps. Copies of as many bytes as the others' take half of the lateness.",
         "AllReduce of 25.2 MB in communicator dp takes 3.12 ms, in others 1.21 ms",
-        "Run NVIDIA's nccl-tests between the nodes that the action names; look at argus health report and link errors.",
+        "Run NVIDIA's nccl-tests between the nodes that the action names; look at argus health report and link errors. "
+        "Copies: the PCIe link's width and speed, the process's NUMA node, pinned memory.",
         "infrastructure",
     ),
     Explanation(
@@ -107,7 +109,8 @@ EXPLANATIONS = (
     Explanation(
         "data_loading",
         "A rank waits for its next batch longer than the others.",
-        "Half of the lateness or more lies before the copy of the batch, or in PyTorch's data-loading phase.",
+        "Half of the lateness or more lies before the copy of the batch, in PyTorch's data-loading phase, or in copies "
+        "of more bytes than the others'.",
         "it spends 24.1 ms a step in data loading, the others 1.23 ms",
         "Look at the line that the evidence names; more or faster data-loader workers; a faster or nearer disk.",
         "data",

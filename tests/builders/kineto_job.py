@@ -24,7 +24,8 @@ BASE_NS = 1_735_689_600_000_000_000
 MAIN, ENGINE = 4001, 4177
 COMPUTE = 7
 STREAMS = {"dp": 20, "tp": 24, "pp": 28}
-FAULTS = ("healthy", "gpu", "loader", "host", "stall", "link", "regression", "optimizer", "gemm", "pipe")
+FAULTS = ("healthy", "gpu", "loader", "host", "stall", "link", "regression", "optimizer", "gemm", "pipe",
+          "copy")  # fmt: skip
 FORMATS = ("1.13", "2.0", "2.3", "2.6")
 FORWARD = (
     "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
@@ -298,9 +299,10 @@ class Simulation:
         for rank in every.tolist():
             if job.copies:
                 start = max(float(self.cpu[rank]) + 6, float(self.free["compute"][rank]))
+                us = 45.0 + (job.much * 1000 if self._hit("copy") and rank == job.victim else 0.0)
                 self._pair(rank, "cudaMemcpyAsync", "Memcpy HtoD (Pinned -> Device)", float(self.cpu[rank]), 9.0, start,
-                           45.0, COMPUTE, MAIN, "gpu_memcpy")  # fmt: skip
-                self.free["compute"][rank] = start + 45
+                           us, COMPUTE, MAIN, "gpu_memcpy")  # fmt: skip
+                self.free["compute"][rank] = start + us
         self.cpu += 20
         self.annotate(every.tolist(), "Optimizer.zero_grad#AdamW.zero_grad", self.cpu, self.cpu + 40)
         self.cpu += 50
@@ -427,7 +429,7 @@ KINDS = {
     "gemm": ("compute_straggler", "masked_compute_straggler"), "loader": ("data_loading",),
     "host": ("kernel_issue_stall", "host_contention", "gc_pause"),
     "stall": ("kernel_issue_stall", "host_contention", "gc_pause"), "link": ("link_degradation",),
-    "pipe": ("link_degradation",),
+    "pipe": ("link_degradation",), "copy": ("link_degradation",),
     "regression": ("regression",), "optimizer": ("kernel_issue_stall", "host_contention", "gc_pause"),
 }  # fmt: skip
 """What a verdict may call each fault."""

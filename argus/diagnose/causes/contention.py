@@ -23,7 +23,7 @@ from argus.semantics.stacks.stack import label
 WINDOW_NS = 30_000_000_000
 """What is only sampled, or recorded once a second, is summed over this much of the time since a rank became late, ns:
 some 3,000 samples a busy thread, which leaves a component that takes a tenth of the time uncertain by a twentieth."""
-NOT_SHARPENED = ("jit_stall",)
+NOT_SHARPENED = ("jit_stall", "link_degradation")
 """Kinds that are more specific than the causes found here."""
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose.case import MIN_STEPS, Case, evidence
 from argus.diagnose.causes.contention import Compared, Sharpened, sharpen
+from argus.diagnose.causes.copies import COPIES, COPY_ACTION, slow_copies
 from argus.diagnose.causes.cpu_time import (
     FLAT,
     HIDDEN_BACKWARD,
@@ -111,7 +112,7 @@ def explain(case: Case, straggler: Straggler, onset: int) -> Loss:
     if cause.kind == "compute_straggler" and not cause.phase:
         kernels = slow_kernels(case.query(queries.GPU_PHASE_TIME, peers.window), straggler.ranks, straggler.gain_ns)
         longer = long_kernels(case.query(queries.KERNEL_TIME, summed), straggler.ranks, straggler.gain_ns)
-    cited = [_seen_by(case, straggler, onset, step_ns), *because, *seen.evidence]
+    cited = [_seen_by(case, straggler, onset, step_ns, copies=before.phase == COPIES), *because, *seen.evidence]
     if kernels is not None:
         cited.append(evidence(kernels.text, queries.GPU_PHASE_TIME, peers.window))
     if longer is not None:
@@ -167,7 +168,11 @@ def some(ranks: Sequence[int]) -> list[int]:
 def _by_cpu(
     case: Case, straggler: Straggler, onset: int, peers: _Peers, cpu: Mapping[str, NDArray[Any]]
 ) -> tuple[Cause, tuple[str, dict[str, Any]]]:
-    """Why, by what the CPUs did; and the query that shows it, with its parameters."""
+    """Why, by what the CPUs did, and the GPUs' copies; and the query that shows it, with its parameters."""
+    if peers.gpu_ns is not None and peers.gpu_ns[1] > peers.gpu_ns[0]:
+        copies = slow_copies(case.query, peers.window, peers.ranks, peers.chosen, straggler.gain_ns)
+        if copies is not None:
+            return copies.cause, (copies.sql, peers.window)
     cause = attribute(cpu, straggler.ranks, straggler.gain_ns, peers.gpu_ns, hidden=straggler.hidden)
     by_calls = queries.CPU_TIME, peers.window
     if cause.known and cause.kind not in ("kernel_issue_stall", "data_loading"):
@@ -207,13 +212,13 @@ def _is_flat(lateness: Lateness | None, straggler: Straggler) -> bool:
     return float(np.nanmedian(tail.last[inside])) <= FLAT * float(np.nanmedian(tail.first[inside]))
 
 
-def _seen_by(case: Case, straggler: Straggler, onset: int, step_ns: float) -> Evidence:
-    """What shows that they are late."""
+def _seen_by(case: Case, straggler: Straggler, onset: int, step_ns: float, *, copies: bool) -> Evidence:
+    """What shows that they are late. ``copies``: by their copies."""
     name = ranks_text(straggler.ranks)
     if straggler.idle and case.gpus is not None:
         norm = "those of the other stages" if straggler.whole_stage else "those with the same work, or at first"
         text = (
-            f"the GPUs of {name} are idle for longer than {norm}, "
+            f"the GPUs of {name} {'have nothing to compute' if copies else 'are idle'} for longer than {norm}, "
             f"in {straggler.persistence:.0%} of the newest {straggler.window} steps, and others wait for them for "
             f"{duration(straggler.gain_ns)} of {duration(step_ns)} a step"
         )
@@ -337,7 +342,13 @@ def suspect_of(case: Case, loss: Loss) -> Suspect:
         "kernel_issue_stall": cpu_action(where, loss.cause.phase),
         "compute_straggler": f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC) and move "
         "the rank if it stays slow.",
+        "link_degradation": COPY_ACTION.format(where=where),
     }
+    if loss.cause.kind == "data_loading" and loss.cause.phase == COPIES:
+        actions["data_loading"] = (
+            f"See what {where} copies to its GPU that the others do not: larger batches, or tensors that stay in host "
+            "memory between uses."
+        )
     guessed = bool(loss.cause.phase) or not (loss.cause.known or loss.kernels)
     if loss.cause.kind == "compute_straggler" and (guessed or case.on_cpus):
         actions["compute_straggler"] = f"See what {where} does there that the others do not" + (

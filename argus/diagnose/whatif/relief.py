@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from argus.diagnose.case import Case
+from argus.diagnose.causes.copies import COPIES
 from argus.diagnose.ranks.links import SlowLinkSuspect
 from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import MIN_STEPS, GpuWindow
@@ -39,7 +40,7 @@ def add(case: Case, suspects: Sequence[Suspect], step_ns: float) -> tuple[dict[s
     if rebuilt is None:
         return None, 0.0
     # Of several that are late in the same steps each alone would gain little: what they cost was shared out before.
-    several = sum(bool(suspect.ranks) and suspect.kind != "link_degradation" for suspect in suspects) > 1
+    several = sum(bool(suspect.ranks) and not _between_ranks(suspect) for suspect in suspects) > 1
     dearer = 0.0
     for suspect in suspects:
         if suspect.ranks:
@@ -60,7 +61,7 @@ def _relieved(
     carried = case.transfers
     assert carried is not None
     name, one = ranks_text(suspect.ranks), len(suspect.ranks) == 1
-    if suspect.kind == "link_degradation":
+    if _between_ranks(suspect):
         if not isinstance(suspect, SlowLinkSuspect):
             return 0.0
         now, *would = rebuild.unburdened_ns(rebuilt, gpus, carried.now, suspect.unburdened, carried.dimensions)
@@ -82,3 +83,8 @@ def _relieved(
     text = f"if {supposed}, a step would take {' to '.join(range_ns)} instead of {duration(now)}"
     suspect.further.append({"text": text, "sql": sql})
     return before_ns - suspect.lost_ns
+
+
+def _between_ranks(suspect: Suspect) -> bool:
+    """Whether what is slow is a link between ranks: one of a rank's copies delays what it does itself."""
+    return suspect.kind == "link_degradation" and suspect.phase != COPIES

@@ -84,6 +84,54 @@ ORDER BY since
 )
 """Mean duration of a kernel on some ranks, some steps together."""
 
+COPY_TIME = by_hosts(
+    """
+SELECT rank, step, toFloat64(sum(exposed)) AS exposed_ns, toFloat64(sum(took)) AS copy_ns
+FROM
+(
+  SELECT rank, step, duration_ns AS exposed, 0 AS took FROM $gpuphases
+  WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
+    AND rank IN {ranks:Array(UInt32)} AND phase = 'memcpy'
+  UNION ALL
+  SELECT rank, step, 0 AS exposed, memcpy_ns AS took FROM $gpusteps
+  WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
+    AND rank IN {ranks:Array(UInt32)}
+)
+GROUP BY rank, step
+ORDER BY step, rank
+"""
+)
+"""How long some ranks' GPUs did nothing but copy, and how long they copied at all, by step."""
+
+_COPIES = f"""
+FROM
+(
+  SELECT rank, ts, kind, bytes, duration_ns FROM $table
+  WHERE job = {{job:String}} AND run = {{run:UInt32}} AND rank IN {{ranks:Array(UInt32)}}
+    AND startsWith(kind, 'memcpy') AND bytes > 0
+) AS k
+INNER JOIN
+(
+  SELECT rank, min(ts) AS begun, max(addNanoseconds(ts, duration_ns)) AS ended, uniqExact(step) AS steps
+  FROM {ITERATIONS} AND rank IN {{ranks:Array(UInt32)}} GROUP BY rank
+) AS i ON k.rank = i.rank
+WHERE k.ts >= i.begun AND k.ts < i.ended
+GROUP BY kind, rank
+ORDER BY kind, rank
+"""
+
+COPIES = by_hosts(
+    "\nSELECT k.kind AS kind, k.rank AS rank, sum(k.duration_ns) / any(i.steps) AS took_ns,\n"
+    "       sum(k.bytes) / any(i.steps) AS nbytes" + _COPIES.replace("$table", "kernel_events")
+)
+"""What the copies of some ranks' GPUs take and carry in a step, by kind, where they are stored one by one."""
+
+COPY_CALLS = by_hosts(
+    "\nSELECT k.kind AS kind, k.rank AS rank, nan AS took_ns, sum(k.bytes) / any(i.steps) AS nbytes"
+    + _COPIES.replace("$table", "launches")
+)
+"""What some ranks' calls copy in a step, by kind. How long the GPUs take for it is not known."""
+
 _ROWS_OF_KERNEL = """
 WHERE job = {job:String} AND run = {run:UInt32} AND kernel_id = {kernel:UInt64} AND rank IN {ranks:Array(UInt32)}
   AND step BETWEEN {first:UInt32} AND {last:UInt32}
