@@ -8,8 +8,10 @@ same dimension that send as much, and with their own first steps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +42,12 @@ LEAST_SHARE = 0.01
 transfer."""
 ALIKE = 0.05
 """Bytes of a step differ by less than this if as much is sent."""
-FEWEST_ACROSS = 3
-"""Stages with such a communicator, at least: of two nobody knows which is usual."""
+USUAL_ACROSS = 3
+"""Stages with such a communicator from which on most of them show what is usual."""
+LEAST_OF_TWO = 3.0
+"""The same where only two stages have one. Nobody knows which of the two is usual, but the faster one shows how long as
+many bytes may take, in the same steps. Stages differ in what they compute meanwhile, which slows transfers down as
+well, so it has to be four times as long; and what it costs must reach the threshold besides."""
 TESTS = {
     "AllGather": "all_gather_perf", "ReduceScatter": "reduce_scatter_perf", "Broadcast": "broadcast_perf",
     "Reduce": "reduce_perf", "AlltoAll": "alltoall_perf", P2P: "sendrecv_perf",
@@ -65,6 +71,7 @@ class SlowLink:
         excess_ns: Time more in a step.
         took_ns: Its time in a step, or of one transfer between two ranks.
         peers: Communicators that it was compared with; 0: with its own past.
+        other: Number of the only one that is like it, on the other of two stages; -1: it was not compared so.
     """
 
     number: int
@@ -72,10 +79,16 @@ class SlowLink:
     excess_ns: float
     took_ns: float
     peers: int
+    other: int = -1
 
 
 def find_slow_links(
-    now: Transfers, before: Transfers | None = None, *, least: float = LEAST, fewest: int = MIN_STEPS
+    now: Transfers,
+    before: Transfers | None = None,
+    *,
+    least: float = LEAST,
+    fewest: int = MIN_STEPS,
+    hosts: Mapping[int, str] = MappingProxyType({}),
 ) -> list[SlowLink]:
     """Transfers that take longer than the others of their kind, those that cost most first.
 
@@ -84,6 +97,7 @@ def find_slow_links(
         before: Of the first ones.
         least: Excess that counts, as a share of the transfer.
         fewest: Of fewer steps nothing is concluded.
+        hosts: The host of each rank, as far as they are known.
     """
     if len(now.steps) < fewest or not len(now.names):
         return []
@@ -91,11 +105,16 @@ def find_slow_links(
     excess = np.zeros(len(now.names))
     usual = np.full(len(now.names), np.nan)
     peers = np.zeros(len(now.names), np.int64)
+    others = np.full(len(now.names), -1)
     known = ~np.isnan(recent).all(axis=1)
-    for labels, more in ((now.alike, least), (_other_stages(now), LEAST_ACROSS)):
+    for labels, across in ((now.alike, False), (_other_stages(now, hosts), True)):
         for label in np.unique(labels[labels >= 0]).tolist():
             links = np.flatnonzero((labels == label) & known)
             if len(links) > 1:
+                of_two = across and len(links) < USUAL_ACROSS
+                more = LEAST_OF_TWO if of_two else LEAST_ACROSS if across else least
+                if of_two:
+                    others[links] = links[::-1]
                 norm = np.maximum(low_median(recent[links]), 1.0)
                 excess[links] = above(recent[links] / norm, more)
                 usual[links] = float(np.nanmedian(norm))
@@ -120,7 +139,8 @@ def find_slow_links(
     for number in np.flatnonzero(excess > 0).tolist():
         times = now.calls[number] if now.names[number][1] == P2P else 1.0
         more, factor = (level[number] - usual[number]) * times, level[number] / usual[number]
-        slow_links.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number])))
+        other = int(others[number]) if peers[number] else -1
+        slow_links.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number]), other))
     return sorted(slow_links, key=lambda link: -link.excess_ns)
 
 
@@ -133,12 +153,22 @@ def _grown(now: Float, before: Float, least: float, members: Sequence[tuple[int,
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _other_stages(some: Transfers) -> Int:
-    """The same number for those that are alone on their stages and are compared across these, at least three; -1: not
-    compared so. Shape (links,)."""
+def _other_stages(some: Transfers, hosts: Mapping[int, str]) -> Int:
+    """The same number for those that are alone on their stages and are compared across these; -1: not compared so. Two
+    are compared only if their ranks are spread over hosts alike, as far as is known. Shape (links,)."""
     alone = np.bincount(some.alike)[some.alike] == 1 if len(some.alike) else np.empty(0, np.bool_)
-    size = np.bincount(some.across, weights=alone, minlength=1)
-    return np.where(alone & (size[some.across] >= FEWEST_ACROSS), some.across, -1)
+    labels = np.where(alone, some.across, -1)
+    for label in np.unique(labels[labels >= 0]).tolist():
+        links = np.flatnonzero(labels == label).tolist()
+        spread = {_spread(some.members[link], hosts) for link in links}
+        if len(links) < 2 or (len(links) < USUAL_ACROSS and len(spread) > 1):
+            labels[links] = -1
+    return labels
+
+
+def _spread(ranks: Sequence[int], hosts: Mapping[int, str]) -> tuple[int, ...]:
+    """How many of these ranks each of their hosts has; of a host that is not known, nothing."""
+    return tuple(sorted(Counter(hosts[rank] for rank in ranks if rank in hosts).values()))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -163,8 +193,12 @@ def of_steps(case: Case, fewest: int) -> list[Suspect]:
     # Their own past is needed by those that have no like.
     alone = len(now.names) > 0 and bool((np.bincount(now.alike) == 1).any())
     before = read(first) if len(first) and alone else None
-    slow = find_slow_links(now, before, fewest=fewest)
     step_ns = float(np.median(case.durations[-WINDOWS[0] :]))
+    slow = [
+        link
+        for link in find_slow_links(now, before, fewest=fewest, hosts=hosts)
+        if link.other < 0 or _cost(case, now, link) >= case.threshold * step_ns
+    ]
     if not slow or slow[0].excess_ns < LEAST_SHARE * step_ns:
         return []
     worst = slow[0]
@@ -183,7 +217,7 @@ def of_steps(case: Case, fewest: int) -> list[Suspect]:
         if ranks & set(now.members[link.number]):
             took[link.number] /= link.factor
     what = dimensions.get(now.names[worst.number][0], "unknown")
-    since = _onset(now, before, worst, newest, numbers, read)
+    since = _onset(now, before, worst, newest, numbers, read, hosts)
     return [_suspect(case, now, slow, sorted(ranks), common, what, since, replace(now, took=took))]
 
 
@@ -202,7 +236,7 @@ def without_like(case: Case) -> str:
     if share < MUCH or np.isnan(spent).all():
         return ""
     most = int(np.nanargmax(spent))
-    labels = now.alike if np.count_nonzero(now.alike == now.alike[most]) > 1 else _other_stages(now)
+    labels = now.alike if np.count_nonzero(now.alike == now.alike[most]) > 1 else _other_stages(now, case.hosts)
     if labels[most] >= 0 and np.count_nonzero(labels == labels[most]) > 1:
         return ""
     op = now.names[most][1]
@@ -221,6 +255,7 @@ def _onset(
     newest: Int,
     numbers: Int,
     read: Callable[[Int], Transfers],
+    hosts: Mapping[int, str],
 ) -> int:
     """The step since which a transfer is slow."""
     name = now.names[slow.number]
@@ -229,7 +264,7 @@ def _onset(
         if name not in some.names:
             return np.zeros(len(some.steps))
         number = some.names.index(name)
-        labels = some.alike if np.count_nonzero(some.alike == some.alike[number]) > 1 else _other_stages(some)
+        labels = some.alike if np.count_nonzero(some.alike == some.alike[number]) > 1 else _other_stages(some, hosts)
         others = np.flatnonzero(labels == labels[number])
         norm = np.full(len(some.steps), slow.took_ns / slow.factor)
         if slow.peers and len(others) > 1:
@@ -260,14 +295,12 @@ def _suspect(
     since: int,
     unburdened: Transfers,
 ) -> SlowLinkSuspect:
-    assert case.gpus is not None
     assert case.transfers is not None
     worst = slow[0]
     members, op = now.members[worst.number], now.names[worst.number][1]
     shown = runnable_sql(queries.TRANSFERS, case.transfers.window)
-    hosts = case.hosts
+    hosts, cost = case.hosts, _cost(case, now, worst, since)
     names = common or sorted({hosts[rank] for rank in ranks if rank in hosts})
-    cost = min(worst.excess_ns, float(np.median(exposed_ns(case, members, since))))
     what = (
         f"a transfer between ranks {listed(members)}"
         if op == P2P
@@ -287,6 +320,8 @@ def _suspect(
             "sql": shown,
         },
     ]
+    if worst.other >= 0:
+        evidence.append({"text": _of_two(now, worst, hosts), "sql": shown})
     if len(slow) > 1 and len(ranks) < len(members):
         text = f"{len(slow)} kinds of transfers are slow; rank {listed(ranks)} takes part in all of them"
         evidence.append({"text": text, "sql": shown})
@@ -330,6 +365,23 @@ def exposed_ns(case: Case, members: tuple[int, ...], since: int) -> Float:
     if first is not None and np.array_equal(first.ranks, now.ranks) and np.sum(first.steps < since) >= MIN_STEPS:
         exposed = exposed - typical(first.cut(first.steps < since))
     return np.maximum(exposed, 0.0)
+
+
+def _cost(case: Case, now: Transfers, slow: SlowLink, since: int = 0) -> float:
+    """What a slow link costs a step at most: what other work does not hide, ns."""
+    return min(slow.excess_ns, float(np.median(exposed_ns(case, now.members[slow.number], since))))
+
+
+def _of_two(now: Transfers, slow: SlowLink, hosts: Mapping[int, str]) -> str:
+    """What the communicator of the other stage shows."""
+    there = listed(now.members[slow.other])
+    text = (
+        f"in the same steps ranks {there}, which are another stage, send as much in "
+        f"{duration(slow.took_ns / slow.factor)}"
+    )
+    if not set(now.members[slow.number]) <= set(hosts):
+        text += "; on which nodes either are is not known: on more nodes it may take longer"
+    return text
 
 
 def nccl_test(op: str, size: float, each: int) -> str:

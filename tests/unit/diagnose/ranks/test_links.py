@@ -255,6 +255,48 @@ def test_the_only_communicator_of_a_stage_is_compared_with_other_stages(pp: int,
     assert all("3 others that send as much" in suspect.evidence[0]["text"] for suspect in found)
 
 
+@pytest.mark.parametrize("start", [0, 20])
+def test_the_faster_of_two_stages_shows_how_long_as_many_bytes_may_take(start: int) -> None:
+    network = Network(4, pp=2)
+    network.only = ("dp",)
+    network.link[4:8, start:] = 6.0
+    (found,) = network.slow_links()
+    assert (found.kind, found.ranks, found.since, found.confidence) == ("link_degradation", [4, 5, 6, 7], start, 0.7)
+    assert "6.0" in found.evidence[0]["text"]
+    assert "one other that sends as much" in found.evidence[0]["text"]
+    texts = [cited["text"] for cited in found.evidence]
+    assert "in the same steps ranks 0, 1, 2, 3, which are another stage, send as much in 6" in " ".join(texts)
+    assert "not known" not in " ".join(texts)
+
+
+def test_of_two_stages_on_unknown_nodes_their_placement_is_left_open() -> None:
+    network = Network(4, pp=2)
+    network.only = ("dp",)
+    network.link[4:8] = 6.0
+    case = network.job()
+    case.hosts = {}
+    (found,) = links.detect(case)
+    assert any("on which nodes either are is not known" in cited["text"] for cited in found.evidence)
+
+
+@pytest.mark.parametrize("reason", ["spread over more nodes", "costs little", "only twice as long", "sends more"])
+def test_of_two_stages_none_is_blamed_without_proof(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(4, pp=2)
+    network.only = ("dp",)
+    network.link[4:8] = 2.0 if reason == "only twice as long" else 6.0
+    if reason == "costs little":
+        monkeypatch.setattr(Network, "TAKES", {"tp": 6.0, "dp": 0.08, "pp": 0.4})
+    case = network.job()
+    if reason == "spread over more nodes":
+        case.hosts = {rank: f"node-{rank // (4 if rank < 4 else 2)}" for rank in range(8)}
+    assert case.transfers is not None
+    now = case.transfers.now
+    if reason == "sends more":
+        # As transfers_of labels them.
+        case.transfers = replace(case.transfers, now=replace(now, across=np.arange(len(now.names))))
+    assert links.detect(case) == []
+
+
 def test_a_communicator_of_unknown_use_and_size() -> None:
     network = Network(4, tp=4)
     network.only = ("tp",)
