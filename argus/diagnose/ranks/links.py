@@ -217,7 +217,7 @@ def of_steps(case: Case, fewest: int) -> list[Suspect]:
         if ranks & set(now.members[link.number]):
             took[link.number] /= link.factor
     what = dimensions.get(now.names[worst.number][0], "unknown")
-    since = _onset(now, before, worst, newest, numbers, read, hosts)
+    since = onset(now, before, worst, newest, numbers, read, hosts)
     return [_suspect(case, now, slow, sorted(ranks), common, what, since, replace(now, took=took))]
 
 
@@ -248,7 +248,7 @@ def without_like(case: Case) -> str:
     )
 
 
-def _onset(
+def onset(
     now: Transfers,
     before: Transfers | None,
     slow: SlowLink,
@@ -257,7 +257,17 @@ def _onset(
     read: Callable[[Int], Transfers],
     hosts: Mapping[int, str],
 ) -> int:
-    """The step since which a transfer is slow."""
+    """The step since which a transfer is slow.
+
+    Args:
+        now: Transfers of the newest steps.
+        before: Of the first; None: not read.
+        slow: Which of them, and how slow it is.
+        newest: The newest steps, shape (n,).
+        numbers: All steps, shape (m,).
+        read: Reads those of other steps.
+        hosts: Of each rank.
+    """
     name = now.names[slow.number]
 
     def lead(some: Transfers) -> Float:

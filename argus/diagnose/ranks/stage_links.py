@@ -1,5 +1,5 @@
-"""A slow link between two stages of a pipeline of one rank a stage, in recordings whose transfers are not assigned to
-communicators.
+"""A slow link between two stages of a pipeline of one rank a stage, which has no other like it between the same stages
+(:mod:`argus.diagnose.ranks.links`).
 
 Each boundary of a pipeline carries the same data, as often. Of a transfer the shortest kernel of either rank waits for
 nobody. Boundaries between hosts are compared with one another, those inside hosts with all: their links are no slower.
@@ -7,6 +7,7 @@ nobody. Boundaries between hosts are compared with one another, those inside hos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from argus.diagnose.case import Case, evidence
 from argus.diagnose.ranks.lateness import find_onset
-from argus.diagnose.ranks.links import exposed_ns, nccl_test
+from argus.diagnose.ranks.links import SlowLink, exposed_ns, nccl_test, onset
 from argus.diagnose.read import queries
 from argus.diagnose.read.gpu_times import WINDOWS, GpuWindow, levels
 from argus.diagnose.read.transfers import P2P
@@ -32,11 +33,13 @@ FEWEST = 2
 @dataclass(frozen=True)
 class _Boundary:
     """Attributes:
-    comm: The handle that both ranks have.
+    comm: The handle that both ranks have; 0: one of several ranks.
     ranks: Of its two stages.
     took_ns: One transfer, of which nobody waited for the other.
     calls: Transfers in a step.
     nbytes: Of one; 0: unknown.
+    sql: The query that shows it.
+    number: Among the transfers of pairs; -1: it is none of them.
     """
 
     comm: int
@@ -44,6 +47,8 @@ class _Boundary:
     took_ns: float
     calls: float
     nbytes: float
+    sql: str
+    number: int = -1
 
 
 def detect(case: Case) -> list[Suspect]:
@@ -81,7 +86,7 @@ def detect(case: Case) -> list[Suspect]:
             slowdown=slowdown_of(case.taken_ns(since), cost_ns),
             confidence=0.9 if others > FEWEST else 0.7,
             level="phase",
-            evidence=[evidence(text, queries.STAGE_TRANSFERS, window)],
+            evidence=[evidence(text, worst.sql, window)],
             action=f"Check the link between {ranks_on(worst.ranks, hosts)}: nvidia-smi nvlink -e, ibstat and the "
             f"ports' error counters, ethtool -S; run NCCL's test there: "
             f"{nccl_test(P2P, worst.nbytes, 1)}.",
@@ -91,6 +96,9 @@ def detect(case: Case) -> list[Suspect]:
 
 def _since(case: Case, slow: _Boundary, usual_ns: float) -> int:
     """The step since which a boundary takes longer."""
+    if slow.number >= 0 and (carried := case.transfers) is not None:
+        link = SlowLink(slow.number, slow.took_ns / usual_ns, 0.0, slow.took_ns, 0)
+        return onset(carried.now, None, link, carried.newest, case.numbers, carried.read, case.hosts)
     asked = {**case.params, "first": int(case.numbers[0]), "last": case.last}
     rows = case.query(queries.STAGE_TRANSFER_STEPS, {**asked, "comm": slow.comm, "ranks": list(slow.ranks)})
     kept = np.isin(rows["step"].astype(np.int64), case.numbers)
@@ -112,8 +120,8 @@ def _window(gpus: GpuWindow) -> dict[str, Any]:
 
 
 def _boundaries(case: Case, gpus: GpuWindow) -> list[_Boundary]:
-    """Those whose handle both ranks share, as in recordings that name communicators; handles of running processes are
-    addresses of their own, and links.py knows those by their communicators."""
+    """Those whose handle both ranks share, as in recordings that name communicators of two; else those of which it is
+    known who sends to whom, as in a communicator of the whole pipeline."""
     stage = dict(zip(gpus.mesh.ranks.tolist(), gpus.mesh.stage.tolist(), strict=True))
     rows = case.query(queries.STAGE_TRANSFERS, _window(gpus))
     comm, rank = rows["comm"], rows["rank"].astype(np.int64)
@@ -123,7 +131,22 @@ def _boundaries(case: Case, gpus: GpuWindow) -> list[_Boundary]:
         ranks = tuple(rank[at].tolist())
         if len(ranks) == 2 and len({stage.get(each) for each in ranks} - {None}) == 2:
             took, calls, nbytes = (float(rows[name][at].min()) for name in ("took_ns", "calls", "nbytes"))
-            found.append(_Boundary(one, (ranks[0], ranks[1]), took, calls, nbytes))
+            found.append(_Boundary(one, (ranks[0], ranks[1]), took, calls, nbytes, queries.STAGE_TRANSFERS))
+    return found or _pairs(case, stage)
+
+
+def _pairs(case: Case, stage: Mapping[int, int]) -> list[_Boundary]:
+    """Pairs of stages that hand on to one another in a communicator of several. ``stage``: of each rank."""
+    if case.transfers is None:
+        return []
+    now, found = case.transfers.now, []
+    for number, ((_, op, _), ranks) in enumerate(zip(now.names, now.members, strict=True)):
+        took = now.took[number, -WINDOWS[0] :]
+        if op == P2P and len({stage.get(each) for each in ranks} - {None}) == len(ranks) == 2 and ~np.isnan(took).all():
+            calls = max(float(now.calls[number]), 1.0)
+            each = now.nbytes[number] / calls
+            took_ns = float(np.nanmedian(took))
+            found.append(_Boundary(0, (ranks[0], ranks[1]), took_ns, calls, each, queries.TRANSFERS, number))
     return found
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from argus.diagnose.case import Case
 from argus.diagnose.detector import Entry, ask
 from argus.diagnose.iteration import growth
 from argus.diagnose.ranks import layout, stage_links
+from argus.diagnose.read import queries
 from argus.diagnose.suspect import Suspect
+from tests.unit.diagnose.ranks.test_links import Network
 from tests.unit.diagnose.ranks.test_slow_gpus import MS, Cluster
 
 OWN, SHARED, MIXED = "abcd", "aaaa", "abbc"
@@ -95,3 +102,39 @@ def test_waits_for_nobody_knows_whom() -> None:
     assert layout.unknown_partners(case) == ""
     case.gpus.now.pipeline[:] = 0.6 * case.gpus.now.step
     assert "between which ranks those are is not known" in layout.unknown_partners(case)
+
+
+class OneCommunicator(Network):
+    """A pipeline of one rank a stage whose stages hand on in one communicator, as in Megatron-LM and with
+    ``batch_isend_irecv``: it is known who sends to whom."""
+
+    def query(self, text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        rows = super().query(text, params)
+        if text == queries.STAGE_TRANSFERS:
+            rows["comm"] = np.full(len(rows["comm"]), 100)
+        return rows
+
+    def job(self) -> Case:
+        case = super().job()
+        case.hosts = dict(enumerate(SHARED))
+        return case
+
+
+def test_stages_that_hand_on_in_one_communicator_are_compared() -> None:
+    pipeline = OneCommunicator(1, pp=4)
+    pipeline.only = ("pp",)
+    assert stage_links.detect(pipeline.job()) == []
+    assert "transfers between them take equally long" in layout.stages_alike(pipeline.job())
+    pipeline.link[0] = 5.0
+    (one,) = stage_links.detect(pipeline.job())
+    assert (one.kind, one.ranks) == ("link_degradation", [0, 1])
+    assert "on the 2 other boundaries of the pipeline, 8 times a step" in one.evidence[0]["text"]
+    assert "gpu_collectives" in one.evidence[0]["sql"]
+    assert "least(m.comm_rank, g.peer)" in one.evidence[0]["sql"]
+    assert layout.stages_alike(pipeline.job()) == ""
+    assert one.since == 0
+    later = OneCommunicator(1, pp=4)
+    later.only = ("pp",)
+    later.link[0, later.steps // 2 :] = 5.0
+    (one,) = stage_links.detect(later.job())
+    assert (one.ranks, one.since) == ([0, 1], later.steps // 2)
