@@ -132,8 +132,9 @@ def find_slow(
         over_peers = least if window >= WINDOWS[0] or total <= WINDOWS[0] else np.inf
         by_tail, by_past = _excess(tail, mesh, earlier, over_peers, over_past)
         if window > newest and (fresh := (by_tail > 0) & (excess == 0)).any():
-            # What a longer window shows must still hold.
-            by_tail[fresh & (_excess(recent, mesh, before, 0.0, 0.0, sure=False)[0] < by_tail / 2)] = 0
+            # What a longer window shows must still hold, against the same: the peers, or what was.
+            still = [_excess(recent, mesh, was, 0.0, 0.0, sure=False)[0] for was in (None, before)]
+            by_tail[fresh & (np.where(by_past, still[1], still[0]) < by_tail / 2)] = 0
         fresh = (by_tail > 0) & (excess == 0)
         excess[fresh], past[fresh] = by_tail[fresh], by_past[fresh]
         if window >= total:

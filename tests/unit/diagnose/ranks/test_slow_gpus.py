@@ -246,6 +246,15 @@ def test_of_a_short_recording_the_older_half_is_the_past(steps: int) -> None:
     assert named(Cluster(1, pp=4, steps=steps).slow(list(range(4)), 1.3, steps // 2)) == []
 
 
+@pytest.mark.parametrize("steps", [20, 24, 29, 45])
+def test_of_a_short_recording_a_gpu_may_be_slow_all_along(steps: int) -> None:
+    """It has no better past, and peers."""
+    for seed, shape in product(range(8), ({"dp": 8}, {"dp": 2, "tp": 2, "pp": 2})):
+        cluster = Cluster(**shape, steps=steps, seed=seed)
+        cluster.noise = 0.001
+        assert named(cluster.slow([1], 1.24, 0)) == [("compute_straggler", [1])]
+
+
 def test_of_a_short_recording_nothing_is_concluded_from_noise() -> None:
     """The errors of ten steps are not sure themselves."""
     for seed, steps in product(range(8), (20, 24, 29)):
