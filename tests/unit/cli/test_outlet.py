@@ -54,10 +54,14 @@ def test_a_reader_that_does_not_read_holds_up_nobody(pipe: tuple[int, int], monk
     while more := os.read(source, 1 << 16):
         took += more
     lines = took.decode().splitlines()
-    assert {len(text) for text in lines[:-2]} == {999}
+    # The thread may find room in between, so that what was left out is told more than once.
+    told = [text for text in lines if text.startswith("(")]
+    written = [text for text in lines if text not in told]
+    assert {len(text) for text in written[:-1]} == {999}
+    assert told
     assert lines[-1] == "after"
-    left_out = int(lines[-2].split()[0].strip("("))
-    assert left_out + len(lines) - 2 == 1000
+    left_out = sum(int(text.split()[0].strip("(")) for text in told)
+    assert left_out + len(written) - 1 == 1000
 
 
 def test_of_frames_that_wait_the_newest_is_shown(pipe: tuple[int, int]) -> None:
