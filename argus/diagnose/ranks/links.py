@@ -121,18 +121,16 @@ def find_slow_links(
                 peers[links[excess[links] > 0]] = len(links) - 1
     if before is not None:
         place = {name: number for number, name in enumerate(before.names)}
-        # Where more is sent than was, it takes longer.
-        both = [
-            number
-            for number, name in enumerate(now.names)
-            if name in place and abs(now.nbytes[number] - before.nbytes[place[name]]) <= ALIKE * now.nbytes[number]
-        ]
+        both = [number for number, name in enumerate(now.names) if name in place]
         was = before.took[[place[now.names[number]] for number in both]]
         # Fewer of the first steps, too: the rest may be slow already.
         for count in sorted({min(count, was.shape[1]) for count in PAST}):
             by_past = _grown(recent[both], was[:, :count], least, [now.members[number] for number in both])
             for number, took, more in zip(both, was[:, :count], by_past.tolist(), strict=True):
-                if more > excess[number] and not peers[number]:
+                # Where more is sent than was, it takes longer.
+                sent = _sent(now, number, slice(-recent.shape[1], None))
+                then = _sent(before, place[now.names[number]], slice(0, count))
+                if more > excess[number] and not peers[number] and abs(sent - then) <= ALIKE * sent:
                     excess[number], usual[number] = more, float(np.nanmedian(took))
     level = levels(recent)[0]
     slow_links = []
@@ -142,6 +140,11 @@ def find_slow_links(
         other = int(others[number]) if peers[number] else -1
         slow_links.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number]), other))
     return sorted(slow_links, key=lambda link: -link.excess_ns)
+
+
+def _sent(some: Transfers, number: int, steps: slice) -> float:
+    """Bytes that a link sends in a step, of some of the steps."""
+    return float(some.nbytes[number] if some.sent is None else np.median(some.sent[number, steps]))
 
 
 def _grown(now: Float, before: Float, least: float, members: Sequence[tuple[int, ...]]) -> Float:
@@ -198,6 +201,7 @@ def of_steps(case: Case, fewest: int) -> list[Suspect]:
         link
         for link in find_slow_links(now, before, fewest=fewest, hosts=hosts)
         if link.other < 0 or _cost(case, now, link) >= case.threshold * step_ns
+        if link.peers or now.nbytes[link.number] or not _more_to_do(case, now.members[link.number], link.factor)
     ]
     if not slow or slow[0].excess_ns < LEAST_SHARE * step_ns:
         return []
@@ -219,6 +223,19 @@ def of_steps(case: Case, fewest: int) -> list[Suspect]:
     what = dimensions.get(now.names[worst.number][0], "unknown")
     since = onset(now, before, worst, newest, numbers, read, hosts)
     return [_suspect(case, now, slow, sorted(ranks), common, what, since, replace(now, took=took))]
+
+
+def _more_to_do(case: Case, members: tuple[int, ...], factor: float) -> bool:
+    """Whether the GPUs of a transfer's ranks compute longer than in the first steps, too, by half as much at least:
+    where it is not known what is sent, that may be more as well."""
+    if case.gpus is None or case.gpus.before is None:
+        return False
+    now, before = case.gpus.now, case.gpus.before
+    level = levels(now.cut(slice(-newest_count(len(now.steps)), None)).compute[np.isin(now.ranks, members)])[0]
+    was = levels(before.cut(slice(0, PAST[-1])).compute[np.isin(before.ranks, members)])[0]
+    if not len(level) or not len(was) or not np.median(was) > 0:
+        return False
+    return bool(np.median(level) / np.median(was) - 1 >= (factor - 1) / 2)
 
 
 def without_like(case: Case) -> str:

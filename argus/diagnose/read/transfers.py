@@ -36,7 +36,8 @@ class Transfers:
         across: The same number for those that should take about as long, on whatever stages, shape (links,).
         took: Shape (links, steps), ns; NaN where not known.
         calls: Of a step, shape (links,).
-        nbytes: That are sent in a step, shape (links,).
+        nbytes: That are sent in a step at most, shape (links,).
+        sent: In each step, shape (links, steps); None: only the most is known. 0 where a step has none.
     """
 
     steps: Int
@@ -47,6 +48,7 @@ class Transfers:
     took: Float
     calls: Float
     nbytes: Float
+    sent: Float | None = None
 
 
 def transfers_of(
@@ -107,9 +109,11 @@ def transfers_of(
     # Of one rank alone it is not known how long it waited.
     least[[len(part) < 2 for part in members]] = np.inf
     least[np.isinf(least)] = np.nan
-    per_step, size = np.zeros((2, len(numbers)))
+    per_step = np.zeros(len(numbers))
     np.maximum.at(per_step, link, columns["calls"][kept])
-    np.maximum.at(size, link, columns["bytes"][kept])
+    sent = np.zeros(least.shape)
+    np.maximum.at(sent, (link, np.searchsorted(steps, columns["step"][kept])), columns["bytes"][kept])
+    size = sent.max(axis=1, initial=0.0)
     stage = dict(zip(mesh.ranks.tolist(), mesh.stage.tolist(), strict=True))
     classes: dict[Any, int] = {}
     alike, across = [], []
@@ -123,7 +127,7 @@ def transfers_of(
         across.append(classes.setdefault(kind if one < 0 else (*kind, stages), len(classes)))
     names = [(group, op, (one, other)) for group, op, one, other in numbers]
     labels = np.array([alike, across], np.int64)
-    return Transfers(steps, names, members, labels[0], labels[1], least, per_step, size)
+    return Transfers(steps, names, members, labels[0], labels[1], least, per_step, size, sent)
 
 
 def without_partners(seen: GpuWindow, carried: Carried, least: float) -> list[int]:

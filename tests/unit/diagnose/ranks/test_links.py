@@ -35,6 +35,8 @@ class Network(Cluster):
         self.link = np.ones((self.count, self.steps))
         """Factor of transfers that a rank takes part in."""
         self.load = dict.fromkeys(self.TAKES, 1.0)
+        self.sent = np.full(self.steps, 1 << 24)
+        """Bytes of a call, in each step."""
         self.only = ("tp", "dp", "pp")
 
     def transfers(self) -> dict[str, NDArray[Any]]:
@@ -56,7 +58,7 @@ class Network(Cluster):
                     for step in range(self.steps):
                         spent = took[step] + wait[step]
                         rows.append((rank, HOSTS[rank], number, place, peer, self.OPS[dimension], step, 8 * spent,
-                                     spent, 8, 1 << 24))  # fmt: skip
+                                     spent, 8, self.sent[step]))  # fmt: skip
         names = ("rank", "host", "comm_group", "comm_rank", "peer", "op", "step", "duration_ns", "shortest_ns", "calls",
                  "bytes")  # fmt: skip
         return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
@@ -77,7 +79,7 @@ class Network(Cluster):
                 at = (*key, step)
                 took[at] = min(took.get(at, np.inf), spent if peer < 0 else shortest)
                 ranks.setdefault(key, set()).add(rank)
-        rows: list[tuple[Any, ...]] = [(*key, ns, 8, 1 << 24) for key, ns in took.items()]
+        rows: list[tuple[Any, ...]] = [(*key, ns, 8, self.sent[key[-1]]) for key, ns in took.items()]
         names = ("comm_group", "op", "one", "other", "step", "took_ns", "calls", "bytes")
         if text == queries.TRANSFER_RANKS:
             rows, names = list(ranks), names[:4]
@@ -448,3 +450,19 @@ def test_a_last_stage_that_hands_on_to_the_first_has_several_chunks(
         return {name: np.array(column, object) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
     assert transfers.chunks(query, {}, np.arange(10)) == is_reported
+
+
+@pytest.mark.parametrize("steps", [24, 60])
+@pytest.mark.parametrize(("bytes_known", "computes_longer"), [(True, False), (False, True)])
+def test_more_that_is_sent_is_no_slow_link(steps: int, bytes_known: bool, computes_longer: bool) -> None:
+    """Longer sequences from the middle on. The first steps that are read have some of them."""
+    job = Network(8, steps=steps)
+    job.link[:, steps // 2 :] = 1.5
+    assert [found.ranks for found in job.slow_links()] == [list(range(8))]
+    if bytes_known:
+        job.sent[steps // 2 :] = 3 << 23
+    else:
+        job.sent[:] = 0
+    if computes_longer:
+        job.slow(list(range(8)), 1.5, steps // 2)
+    assert job.slow_links() == []
