@@ -82,10 +82,7 @@ def slow_copies(
     # A copy that others hide behind kernels, and a late rank does not, takes as long as theirs.
     if exposed is None or took is None or min(exposed[0] - exposed[1], took[0] - took[1]) < HALF * late_ns:
         return None
-    text = (
-        f"its GPU does nothing but copy for {duration(exposed[0])} a step, those with the same work for "
-        f"{duration(exposed[1])}"
-    )
+    text = f"its GPU does nothing but copy for {duration(exposed[0])} a step, the others for {duration(exposed[1])}"
     shown = queries.COPIES
     kinds = _kinds(query(shown, params), late, others)
     if not kinds:

@@ -45,9 +45,9 @@ ALIKE = 0.05
 USUAL_ACROSS = 3
 """Stages with such a communicator from which on most of them show what is usual."""
 LEAST_OF_TWO = 3.0
-"""The same where only two stages have one. Nobody knows which of the two is usual, but the faster one shows how long as
-many bytes may take, in the same steps. Stages differ in what they compute meanwhile, which slows transfers down as
-well, so it has to be four times as long; and what it costs must reach the threshold besides."""
+"""As ``LEAST_ACROSS``, where only two stages have one. Nobody knows which of the two is usual, but the faster one shows
+how long as many bytes may take, in the same steps. Stages differ in what they compute meanwhile, which slows transfers
+down as well, so it has to be four times as long; and what it costs must reach the threshold besides."""
 TESTS = {
     "AllGather": "all_gather_perf", "ReduceScatter": "reduce_scatter_perf", "Broadcast": "broadcast_perf",
     "Reduce": "reduce_perf", "AlltoAll": "alltoall_perf", P2P: "sendrecv_perf",
@@ -143,8 +143,11 @@ def find_slow_links(
 
 
 def _sent(some: Transfers, number: int, steps: slice) -> float:
-    """Bytes that a link sends in a step, of some of the steps."""
-    return float(some.nbytes[number] if some.sent is None else np.median(some.sent[number, steps]))
+    """Bytes that a link sends in a step that it is used in, of some of the steps; 0: not known."""
+    if some.sent is None:
+        return float(some.nbytes[number])
+    sent = some.sent[number, steps]
+    return float(np.median(sent[sent > 0])) if sent.any() else 0.0
 
 
 def _grown(now: Float, before: Float, least: float, members: Sequence[tuple[int, ...]]) -> Float:

@@ -110,27 +110,28 @@ FROM
   WHERE job = {{job:String}} AND run = {{run:UInt32}} AND rank IN {{ranks:Array(UInt32)}}
     AND startsWith(kind, 'memcpy') AND bytes > 0
 ) AS k
-INNER JOIN
+ASOF INNER JOIN
 (
-  SELECT rank, min(ts) AS begun, max(addNanoseconds(ts, duration_ns)) AS ended, uniqExact(step) AS steps
-  FROM {ITERATIONS} AND rank IN {{ranks:Array(UInt32)}} GROUP BY rank
-) AS i ON k.rank = i.rank
-WHERE k.ts >= i.begun AND k.ts < i.ended
+  SELECT rank, step, ts AS begun, addNanoseconds(ts, duration_ns) AS ended
+  FROM {ITERATIONS} AND rank IN {{ranks:Array(UInt32)}}
+) AS i ON k.rank = i.rank AND k.ts >= i.begun
+WHERE k.ts < i.ended
 GROUP BY kind, rank
 ORDER BY kind, rank
 """
 
 COPIES = by_hosts(
-    "\nSELECT k.kind AS kind, k.rank AS rank, sum(k.duration_ns) / any(i.steps) AS took_ns,\n"
-    "       sum(k.bytes) / any(i.steps) AS nbytes" + _COPIES.replace("$table", "kernel_events")
+    "\nSELECT k.kind AS kind, k.rank AS rank, sum(k.duration_ns) / uniqExact(i.step) AS took_ns,\n"
+    "       sum(k.bytes) / uniqExact(i.step) AS nbytes" + _COPIES.replace("$table", "kernel_events")
 )
-"""What the copies of some ranks' GPUs take and carry in a step, by kind, where they are stored one by one."""
+"""What the copies of some ranks' GPUs take and carry in a step that has some, by kind, where they are stored one by
+one: of running jobs those of a part of the steps may be."""
 
 COPY_CALLS = by_hosts(
-    "\nSELECT k.kind AS kind, k.rank AS rank, nan AS took_ns, sum(k.bytes) / any(i.steps) AS nbytes"
+    "\nSELECT k.kind AS kind, k.rank AS rank, nan AS took_ns, sum(k.bytes) / uniqExact(i.step) AS nbytes"
     + _COPIES.replace("$table", "launches")
 )
-"""What some ranks' calls copy in a step, by kind. How long the GPUs take for it is not known."""
+"""What some ranks' calls copy in a step that has some, by kind. How long the GPUs take for it is not known."""
 
 _ROWS_OF_KERNEL = """
 WHERE job = {job:String} AND run = {run:UInt32} AND kernel_id = {kernel:UInt64} AND rank IN {ranks:Array(UInt32)}

@@ -14,6 +14,8 @@ from argus.cli.main import main
 from argus.diagnose.causes.copies import slow_copies
 from argus.diagnose.causes.lost_time import _by_cpu, _Peers
 from argus.diagnose.read import queries
+from argus.store.open import Store
+from argus.store.reader import query_columns
 from tests.builders.kineto_job import Job, make, right
 from tests.stores import new_store
 
@@ -70,7 +72,7 @@ def test_a_slow_copy_is_no_late_launch() -> None:
     cause, (sql, _) = _by_cpu(case, straggler, 0, peers, {"rank": np.arange(RANKS), **calls})
     assert (cause.kind, cause.phase, sql) == ("link_degradation", "memcpy", queries.COPIES)
     assert cause.text == (
-        "its GPU does nothing but copy for 9.00 ms a step, those with the same work for 100 µs: copies from the host "
+        "its GPU does nothing but copy for 9.00 ms a step, the others for 100 µs: copies from the host "
         "to the GPU of 4.0 MB a step at 444.4 MB/s, theirs of 4.0 MB a step at 40.0 GB/s"
     )
 
@@ -108,6 +110,23 @@ def test_what_is_copied_decides_what_a_slow_copy_is(copies: Copies, kind: str, w
 )
 def test_copies_that_are_not_why_a_rank_is_late(copies: Copies) -> None:
     assert slow_copies(copies.query, {}, [2], [0, 1, 3], 9 * MS) is None
+
+
+def test_copies_that_are_stored_of_some_steps_count_in_those(store: Store) -> None:
+    """Of a running job single kernels are stored where something was flagged: more steps of one rank than of others."""
+    with store.lease() as client:
+        client.command(
+            "INSERT INTO iterations (job, run, rank, step, ts, duration_ns)"
+            " SELECT 'j', 1, number % 2, intDiv(number, 2) AS s, fromUnixTimestamp64Nano(toInt64(1e18 + s * 1e8)), 9e7"
+            " FROM numbers(40)"
+        )
+        client.command(
+            "INSERT INTO kernel_events (job, run, rank, ts, kind, bytes, duration_ns)"
+            " SELECT job, run, rank, addNanoseconds(ts, 7), 'memcpy_h2d', 4000000, 1000000 FROM iterations"
+            " WHERE rank = 0 OR step % 5 = 0"
+        )
+    found = query_columns(store, queries.COPIES, {"job": "j", "run": 1, "first": 0, "last": 19, "ranks": [0, 1]})
+    assert (found["nbytes"].tolist(), found["took_ns"].tolist()) == ([4e6, 4e6], [1e6, 1e6])
 
 
 @pytest.mark.thorough

@@ -37,6 +37,8 @@ class Network(Cluster):
         self.load = dict.fromkeys(self.TAKES, 1.0)
         self.sent = np.full(self.steps, 1 << 24)
         """Bytes of a call, in each step."""
+        self.every = 1
+        """Transfers are in each step, or in one of so many."""
         self.only = ("tp", "dp", "pp")
 
     def transfers(self) -> dict[str, NDArray[Any]]:
@@ -55,7 +57,7 @@ class Network(Cluster):
                 for rank, wait in zip(pair, waits, strict=True):
                     place = members.index(rank)
                     peer = -1 if dimension != "pp" else members.index(pair[0] if rank == pair[1] else pair[1])
-                    for step in range(self.steps):
+                    for step in range(0, self.steps, self.every):
                         spent = took[step] + wait[step]
                         rows.append((rank, HOSTS[rank], number, place, peer, self.OPS[dimension], step, 8 * spent,
                                      spent, 8, self.sent[step]))  # fmt: skip
@@ -466,3 +468,13 @@ def test_more_that_is_sent_is_no_slow_link(steps: int, bytes_known: bool, comput
     if computes_longer:
         job.slow(list(range(8)), 1.5, steps // 2)
     assert job.slow_links() == []
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_what_is_sent_in_one_of_three_steps(more: bool) -> None:
+    """Gradients that are accumulated."""
+    job = Network(8, steps=90)
+    job.every = 3
+    job.link[:, 45:] = 1.5
+    job.sent[45:] += more << 23
+    assert [found.ranks for found in job.slow_links()] == ([] if more else [list(range(8))])
