@@ -256,7 +256,11 @@ def test_of_a_short_recording_a_gpu_may_be_slow_all_along(steps: int) -> None:
 
 
 def test_of_a_short_recording_nothing_is_concluded_from_noise() -> None:
-    """The errors of ten steps are not sure themselves."""
+    """The errors of ten steps are not sure themselves: by them alone the first two of these had a slow GPU."""
+    for shape in ({"dp": 1, "pp": 4}, {"dp": 2, "pp": 2}):
+        cluster = Cluster(**shape, steps=24, seed=32)
+        cluster.noise = 0.15
+        assert named(cluster) == []
     for seed, steps in product(range(8), (20, 24, 29)):
         for shape in ({"dp": 8}, {"dp": 1, "pp": 4}, {"dp": 2, "pp": 2}):
             cluster = Cluster(**shape, steps=steps, seed=seed)

@@ -408,6 +408,18 @@ def test_the_first_group_seen_of_a_rank_may_be_one_that_another_has_left(seen: i
     assert sorted(Counter(rows["comm_group"].tolist()).values()) == [1, 2, 2, 2]
 
 
+def test_calls_that_do_not_overlap_in_time_are_of_two_communicators() -> None:
+    """Equal calls, the only ones of either rank, and no names."""
+    ranks = []
+    for rank, later in ((0, 0), (1, 50_000_000)):
+        calls = gloo(rank, [*range(7), *range(20, 60)], has_counts=False)
+        calls.collectives["ts_ns"] += np.uint64(later)
+        ranks.append(RankCalls(rank, calls.collectives))
+    assert len(set(find_groups(ranks)["comm_group"].tolist())) == 1
+    ranks[1].collectives["ts_ns"] += np.uint64(50_000_000)
+    assert len(set(find_groups(ranks)["comm_group"].tolist())) == 2
+
+
 @pytest.mark.parametrize("nameless", [({2}, {4}), ({1, 4}, {2}), ({5}, {3, 4}), (set(), {0, 5})])
 @pytest.mark.parametrize("late", [0, 3_000_000])
 def test_a_group_that_was_gone_before_its_name_was_read_confuses_no_other(
