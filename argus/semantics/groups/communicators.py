@@ -208,10 +208,17 @@ def _same_lives(a: list[_Life], b: list[_Life]) -> dict[int, int]:
     """
     if len(a) == len(b) == 1:
         return {0: 0}
-    begins = [np.diff(sorted(life.begin for life in lives)) for lives in (a, b)]
-    spacing = min(float(each.min()) for each in begins if len(each))
-    apart = np.array([[_apart(one, other) for one in a] for other in b])
-    limits = [[max(one.end - one.begin, other.end - other.begin, spacing) / 2 for one in a] for other in b]
+    begins, ends = (
+        [np.array([getattr(life, name) for life in lives], np.int64) for lives in (a, b)] for name in ("begin", "end")
+    )
+    spacing = min(int(np.diff(np.sort(each)).min()) for each in begins if len(each) > 1)
+    longest = np.maximum((ends[0] - begins[0])[None], (ends[1] - begins[1])[:, None])
+    limits = np.maximum(longest, spacing) / 2
+    # No call is nearer to one of the other life than the lives are: few pairs are left to be compared call by call.
+    near = np.maximum(begins[0][None], begins[1][:, None]) - np.minimum(ends[0][None], ends[1][:, None]) < limits
+    apart = np.full(near.shape, np.inf)
+    for other, one in np.argwhere(near).tolist():
+        apart[other, one] = _apart(a[one], b[other])
     apart[apart >= limits] = np.inf
     nearest, back = apart.argmin(axis=1), apart.argmin(axis=0)
     return {

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from argus.model.calls import BY_SYMBOL, CALLS, Layer
 from argus.model.groups import Membership, Place
 from argus.model.records import COLLECTIVE, CONTROL
+from argus.semantics.groups import communicators
 from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups, keep_alignment
 from tests.builders.stored_job import known
 from tests.builders.synthetic_job import Fault, Job, Op, ddp, simulate
@@ -406,6 +407,22 @@ def test_the_first_group_seen_of_a_rank_may_be_one_that_another_has_left(seen: i
         groups[int(row["comm_group"])].add(int(row["comm"]))
     assert sorted(map(sorted, groups.values())) == [[0x9000 + turn] for turn in range(4)]
     assert sorted(Counter(rows["comm_group"].tolist()).values()) == [1, 2, 2, 2]
+
+
+def test_groups_that_come_and_go_often_are_compared_with_their_neighbours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may make as many as are remembered, and the loop of a trace looks at them once a second."""
+    ranks = []
+    for rank in range(4):
+        lives = [gloo(rank, range(20), comm=0x9000 + life).collectives for life in range(40)]
+        for life, calls in enumerate(lives):
+            calls["ts_ns"] += np.uint64(30_000_000 * life)
+        named = {0x9000 + life: Membership("0", rank, 4, life) for life in range(40)}
+        ranks.append(RankCalls(rank, np.concatenate(lives), named=named))
+    compared: list[None] = []
+    apart = communicators._apart
+    monkeypatch.setattr(communicators, "_apart", lambda a, b: (compared.append(None), apart(a, b))[1])
+    assert len(set(find_groups(ranks)["comm_group"].tolist())) == 40
+    assert len(compared) <= 3 * 3 * 40
 
 
 def test_calls_that_do_not_overlap_in_time_are_of_two_communicators() -> None:
