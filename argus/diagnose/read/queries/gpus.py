@@ -108,7 +108,7 @@ FROM
 (
   SELECT rank, ts, kind, bytes, duration_ns FROM $table
   WHERE job = {{job:String}} AND run = {{run:UInt32}} AND rank IN {{ranks:Array(UInt32)}}
-    AND startsWith(kind, 'memcpy') AND bytes > 0
+    AND startsWith(kind, 'memcpy') AND bytes > 0 AND ts >= begin AND ts < end
 ) AS k
 ASOF INNER JOIN
 (
@@ -120,15 +120,22 @@ GROUP BY kind, rank
 ORDER BY kind, rank
 """
 
+_COPIED_WITHIN = f"""
+WITH
+  (SELECT min(ts) FROM {ITERATIONS}) AS begin,
+  (SELECT max(addNanoseconds(ts, duration_ns)) FROM {ITERATIONS}) AS end
+"""
+
 COPIES = by_hosts(
-    "\nSELECT k.kind AS kind, k.rank AS rank, sum(k.duration_ns) / uniqExact(i.step) AS took_ns,\n"
+    _COPIED_WITHIN + "SELECT k.kind AS kind, k.rank AS rank, sum(k.duration_ns) / uniqExact(i.step) AS took_ns,\n"
     "       sum(k.bytes) / uniqExact(i.step) AS nbytes" + _COPIES.replace("$table", "kernel_events")
 )
 """What the copies of some ranks' GPUs take and carry in a step that has some, by kind, where they are stored one by
 one: of running jobs those of a part of the steps may be."""
 
 COPY_CALLS = by_hosts(
-    "\nSELECT k.kind AS kind, k.rank AS rank, nan AS took_ns, sum(k.bytes) / uniqExact(i.step) AS nbytes"
+    _COPIED_WITHIN
+    + "SELECT k.kind AS kind, k.rank AS rank, nan AS took_ns, sum(k.bytes) / uniqExact(i.step) AS nbytes"
     + _COPIES.replace("$table", "launches")
 )
 """What some ranks' calls copy in a step that has some, by kind. How long the GPUs take for it is not known."""
