@@ -62,6 +62,8 @@ UNPACKED_BYTES = 4096
 UNREADABLE = 0.01
 """Share of the events that may be unreadable: some versions of Kineto write names that are not JSON."""
 PROGRESS_EVENTS = 20_000
+MOST_DIGITS = 18
+"""Of a time in microseconds before the point: more nanoseconds than 64 bits have."""
 ENGINE = "autograd::engine::evaluate_function"
 """How ranges begin that autograd's engine makes of what it evaluates."""
 EPOCH_2000_NS = 946_684_800 * 10**9
@@ -396,7 +398,9 @@ def _ns(value: Any) -> int:
         whole, _, part = value.partition(".")
         if part.isdigit() and whole.isdigit():
             return int(whole) * 1000 + int((part + "00")[:3])
-        return int(Decimal(value) * 1000)
+        number = Decimal(value)
+        if number.adjusted() < MOST_DIGITS:  # an integer of a large exponent takes as long as whoever wrote it likes
+            return int(number * 1000)
     raise ValueError(f"{value!r} is not a time")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import re
 import struct
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +124,19 @@ def test_a_number_of_5000_digits_is_an_event_that_cannot_be_read(tmp_path: Path)
     path.write_text(f'{{"x": {"9" * 5000}, "traceEvents": []}}')
     with pytest.raises(ArgusError, match="not a JSON trace"):
         kineto.read(path, 0)
+
+
+@pytest.mark.parametrize("number", ["1e999990", "-3.5E+999990", "1e999999999", "1e-999990"])
+def test_a_time_with_a_large_exponent_takes_no_time(tmp_path: Path, number: str) -> None:
+    """Each made an integer of a million digits, in 0.3 s and more."""
+    path = kineto_file(tmp_path, **trace(0, 20))
+    text, changed = re.subn(r'"ts": "?[0-9.]+"?', f'"ts": {number}', path.read_text(), count=2)
+    assert changed == 2
+    path.write_text(text)
+    before = time.process_time()
+    with contextlib.suppress(ArgusError):
+        kineto.read(path, 0)
+    assert time.process_time() - before < 2.0
 
 
 def test_ranks_and_times_that_do_not_fit_are_not_believed(tmp_path: Path) -> None:
