@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.cupti import shared
+from argus.cupti import declared, shared
+from argus.cupti.declared import Declared
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.system.child import ChildError
 
 _PACKAGE = "cupti-python"
 _ALL_GENERATIONS = "13.3.1"
@@ -93,22 +94,22 @@ class Layouts:
         names: By number of kind: byte offsets of pointers to text, at most two.
     """
 
-    def __init__(self, version: int, cupti: Any, generations: dict[str, str]) -> None:
+    def __init__(self, version: int, known: Declared, generations: dict[str, str]) -> None:
         self.version = version
         self.generations = generations
         self.dtypes: dict[int, np.dtype[np.void]] = {}
         self.names: dict[int, tuple[int, ...]] = {}
-        self._cupti = cupti
+        self._declared = known
         for kind, generation in generations.items():
             number = self.kind(kind)
-            dtype = _dtype(cupti, generation, version)
+            dtype = _dtype(known, generation, version)
             self.dtypes[number] = dtype
             fields: Mapping[str, Any] = dtype.fields or {}
             self.names[number] = tuple(fields[name][1] for name in _NAMES.get(kind, ()))
 
     def kind(self, name: str) -> int:
         """The number of a kind: ``CUPTI_ACTIVITY_KIND_<name>``."""
-        return int(self._cupti.ActivityKind[name])
+        return self._declared.kinds[name]
 
     def dtype(self, kind: int) -> np.dtype[np.void]:
         """How a record of this kind looks.
@@ -149,17 +150,16 @@ class Layouts:
     def runtime_calls(self) -> list[int]:
         """Callback ids of the runtime's calls that launch, copy and fill."""
         unnamed = _UNNAMED_RUNTIME_CALLS if self.version >= _FIRST_OF_13 else []
-        return _callbacks(self._cupti.runtime_api_trace_cbid, _RUNTIME_CALLS)[: shared.MAX_CALLBACKS - 2] + unnamed
+        return self._declared.runtime_calls[: shared.MAX_CALLBACKS - 2] + unnamed
 
     def driver_calls(self) -> list[int]:
         """Callback ids of the driver's calls that launch."""
-        return _callbacks(self._cupti.driver_api_trace_cbid, _DRIVER_CALLS)
+        return self._declared.driver_calls[: shared.MAX_CALLBACKS]
 
     def attributes(self) -> NDArray[np.void]:
         """Attributes to set. Dtype ``shared.ATTRIBUTE``."""
         # Argus hands out zeroed buffers; else CUPTI would zero them in the thread that launches.
-        zeroed = int(self._cupti.ActivityAttribute.ATTR_ZEROED_OUT_BUFFER)
-        return np.array([(zeroed, _ZEROED_OUT_BUFFER_BYTES, 1)], shared.ATTRIBUTE)
+        return np.array([(self._declared.zeroed_out_buffer, _ZEROED_OUT_BUFFER_BYTES, 1)], shared.ATTRIBUTE)
 
     def kind_name(self, kind: int) -> str:
         """The name of a kind, or its number."""
@@ -168,7 +168,7 @@ class Layouts:
     @property
     def thread_object(self) -> int:
         """CUPTI_ACTIVITY_OBJECT_THREAD: the object id of a record is a process and a thread."""
-        return int(self._cupti.ActivityObjectKind.THREAD)
+        return self._declared.thread_object
 
 
 def for_version(version: int) -> Layouts:
@@ -222,29 +222,28 @@ def generations(version: int) -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def load() -> ModuleType:
-    """cupti-python, imported once: 150 ms, and it runs ldconfig.
+def load() -> Declared:
+    """What cupti-python declares, asked for once: half a second.
 
     Raises:
         ArgusError: It is not installed, or does not load.
     """
+    generations = sorted({*_COMMON.values(), *(name for _, *names in _GENERATIONS for name in names)})
     try:
-        from cupti import cupti
-    except Exception as reason:  # its extension modules raise what they like
+        return declared.ask(generations, _RUNTIME_CALLS.pattern, _DRIVER_CALLS.pattern)
+    except ChildError as reason:
         raise ArgusError(
             f"{_PACKAGE} cannot be imported ({reason})",
             f"Install it: pip install '{_PACKAGE}>={_ALL_GENERATIONS}'",
             EXIT_UNAVAILABLE,
         ) from reason
-    module: ModuleType = cupti
-    return module
 
 
 _loader: threading.Thread | None = None
 
 
 def load_ahead() -> bool:
-    """Begins to import cupti-python in a thread of its own. Returns whether it is done, so that ``load`` is quick."""
+    """Begins to ask cupti-python in a thread of its own. Returns whether it is done, so that ``load`` is quick."""
     global _loader
     if load.cache_info().currsize:
         return True
@@ -259,13 +258,13 @@ def _load_quietly() -> None:
         load()
 
 
-def _dtype(cupti: Any, generation: str, version: int) -> np.dtype[np.void]:
+def _dtype(known: Declared, generation: str, version: int) -> np.dtype[np.void]:
     """The dtype of a generation.
 
     Raises:
         ArgusError: This cupti-python does not know it.
     """
-    dtype = getattr(cupti, f"activity_{generation}_dtype", None)
+    dtype = known.dtypes.get(generation)
     if dtype is None:
         needed = _SINCE.get(generation, _ALL_GENERATIONS)
         raise ArgusError(
@@ -273,10 +272,4 @@ def _dtype(cupti: Any, generation: str, version: int) -> np.dtype[np.void]:
             f"Install a newer one: pip install '{_PACKAGE}>={needed}'",
             EXIT_UNAVAILABLE,
         )
-    compiled: np.dtype[np.void] = np.dtype(dtype)
-    return compiled
-
-
-def _callbacks(ids: Iterable[Any], wanted: re.Pattern[str]) -> list[int]:
-    numbers = sorted(int(one) for one in ids if wanted.fullmatch(one.name))
-    return numbers[: shared.MAX_CALLBACKS]
+    return dtype

@@ -13,6 +13,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Sequence
 
 from argus.capture.attachment import Attachment
+from argus.capture.kernel import btf
 from argus.capture.probes import Probes
 from argus.capture.process import demangler
 from argus.capture.process.names import KernelNames
@@ -252,6 +253,7 @@ class Tracer:
             self._roster.start(targets, set(self.options.pids))
             self._budget.probes_are_on()
             debug.note("start: probes attached")
+            btf.forget()
             # The engine of a store yields to the job, and may take long on a busy node: calls are recorded meanwhile.
             progress(f"opening the store {self._store.url}")
             while not opening.wait(POLL_S):
@@ -393,6 +395,7 @@ class Tracer:
         if soon >= self._trim_due:
             self._trim_due = now + memory.TRIM_S
             memory.trim()
+            memory.unmap_unused()
         with part("the store"):
             self.session.writer.maybe_flush(now)
 

@@ -192,6 +192,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Gives freed memory back to the system: Python's, and the engine's, whose allocator keeps what a large query
         took for the next one."""
         memory.trim()
+        memory.unmap_unused()
         with contextlib.suppress(Exception), contextlib.closing(self.chdb.connect(self.target)) as handle:
             handle.query("SYSTEM JEMALLOC PURGE")  # an engine with another allocator refuses
 
@@ -460,6 +461,9 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     memory.settle()  # before there are threads that it could concern
     database = f"/proc/self/fd/{own}/db"
     target = f"{database}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25&{COMPILE_NOTHING}"
+    for name in ("pyarrow", "pandas"):
+        # chdb looks for tables among Python's variables. There are none, and pyarrow and numpy take 30 MB.
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
         import chdb
 
@@ -472,6 +476,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         say(f"error {type(failure).__name__}: {failure}".replace(database, str(folder / "db")))
         return
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    memory.unmap_unused()  # a third of what its start has touched is used again
     say("ready")
     if _tend(server, stop, lambda: _is_ours(folder, own_socket)):
         with contextlib.suppress(OSError):

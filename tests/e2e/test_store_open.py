@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
@@ -434,6 +435,17 @@ def test_giving_back_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
     memory.trim()
     assert "pyarrow" not in sys.modules
+
+
+def test_an_engine_loads_chdb_alone(url: str, tmp_path: Path) -> None:
+    """pyarrow and numpy, which chdb would import, take 30 MB of it."""
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+        client.insert_arrow("t", pa.table({"a": pa.array([7], pa.uint8())}))
+        assert client.query("SELECT a FROM t").result_rows == [(7,)]
+        mapped = Path(f"/proc/{engine_pid(tmp_path / 'store')}/maps").read_text()
+    assert "chdb" in mapped
+    assert not [line for line in mapped.splitlines() if "pyarrow" in line or "numpy" in line]
 
 
 def test_a_killed_engine_is_replaced(url: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ section of names.
 from __future__ import annotations
 
 import struct
+from array import array
 from functools import cache
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Btf:
         self._words = np.frombuffer(data, "<u4", types_bytes // 4, header + types_at)
         self._starts = self._find_starts()
 
-    def _find_starts(self) -> list[int]:
+    def _find_starts(self) -> array[int]:
         """Where each type's record begins, in words; index: type id - 1.
 
         The length of a record is known only from the record, so they must be followed one by one: what each word would
@@ -84,7 +85,7 @@ class Btf:
             fixed[number], each[number] = some, per_member
         kinds = info >> 24 & 31
         lengths = (_HEADER_WORDS + fixed[kinds] + each[kinds] * (info & 0xFFFF)).tolist()
-        starts = []
+        starts = array("I")
         at, end = 0, len(words)
         while at < end:
             starts.append(at)
@@ -151,6 +152,11 @@ class Btf:
         if self._kind(type_id) != _FUNC_PROTO:
             raise BtfError(f"btf_trace_{tracepoint} is not a function")
         return (int(self._words[self._starts[type_id - 1] + 1]) & 0xFFFF) - 1
+
+
+def forget() -> None:
+    """Gives back what ``kernel`` keeps: some 10 MB. It may be asked for again."""
+    kernel.cache_clear()
 
 
 @cache

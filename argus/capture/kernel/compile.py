@@ -10,15 +10,12 @@ Run as a program it reads a request from standard input and writes the answer to
 from __future__ import annotations
 
 import base64
-import contextlib
 import ctypes
 import hashlib
 import json
 import os
 import platform
-import signal
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from argus.capture.kernel import bcc
-from argus.model.units import span_text
-from argus.system import disk_cache
+from argus.system import child, disk_cache
 from argus.system.resources import resource_dir
 from argus.system.syscalls import bpf
 
@@ -45,7 +41,6 @@ BY_DESCRIPTOR = 1
 _MAP_INFO = struct.Struct("<6I16s")
 """The beginning of ``struct bpf_map_info``: type, id, key size, value size, entries, flags, name."""
 _BPF_OBJ_GET_INFO_BY_FD = 15
-_PR_SET_PDEATHSIG = 1
 
 
 class CompileError(Exception):
@@ -159,25 +154,12 @@ def _understood(answer: dict[str, Any]) -> Compiled:
 
 def _ask_child(text: str, flags: list[str]) -> dict[str, Any]:
     bcc.require()
-    package = Path(__file__).resolve().parents[3]
-    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-    request = json.dumps({"text": text, "flags": [f"-I{resource_dir('bpf')}", *flags]})
+    request = {"text": text, "flags": [f"-I{resource_dir('bpf')}", *flags]}
     try:
-        # In / nobody but root can have put a module that would be imported instead.
-        done = subprocess.run(
-            [sys.executable, "-m", "argus.capture.kernel.compile", str(os.getpid())],
-            input=request.encode(), capture_output=True, cwd="/",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=_TIME_LIMIT_S, check=False,
-            start_new_session=True,  # a Ctrl-C is for Argus, which ends the compiler if it is to end
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as reason:
-        raise CompileError(f"error: the compiler did not end within {span_text(_TIME_LIMIT_S)}") from reason
-    if done.returncode == 0:
-        with contextlib.suppress(ValueError):
-            answer: dict[str, Any] = json.loads(done.stdout)
-            return answer
-    message = done.stderr.decode(errors="replace").strip()
-    raise CompileError(message or f"error: the compiler ended with {done.returncode}")
+        answer: dict[str, Any] = child.ask("argus.capture.kernel.compile", request, _TIME_LIMIT_S)
+    except child.ChildError as failure:
+        raise CompileError(str(failure)) from failure
+    return answer
 
 
 def _map_info(fd: int) -> tuple[int, int, int, int, int]:
@@ -231,21 +213,5 @@ def _compile(text: str, flags: list[str]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Compiles what standard input asks for. Ends with the thread that asks."""
-    asker = int(sys.argv[1]) if len(sys.argv) > 1 else os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != asker:
-        return 1
-    request = json.load(sys.stdin)
-    try:
-        answer = _compile(request["text"], request["flags"])
-    except Exception as reason:
-        print(f"{type(reason).__name__}: {reason}", file=sys.stderr)
-        return 1
-    json.dump(answer, sys.stdout)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(child.serve(lambda request: _compile(request["text"], request["flags"])))

@@ -33,12 +33,15 @@ if __name__ == "__main__":
 
 from argus.capture.reader.reader import PROGRAM_BYTES
 from argus.capture.reader.wire import HEADER, MAX_BYTES, MAX_FDS, Closed, receive, receive_head, send
+from argus.system import memory
 
 USER = 0xF0000000
 """User and group of readers, plus the parent's PID: no system gives such numbers to anybody, so that no process but
 root's may send them signals, and they own no file."""
 DESCRIPTORS = 16_384
 """Two of each process, and one of each file."""
+_TRIM_S = 10.0
+"""How often a reader gives freed memory back."""
 STATES_S = 0.2
 """For so long thread states are believed that were read for another thread of the process."""
 _KEPT = (2, 19, 40)
@@ -460,6 +463,7 @@ class _Reader:
         """Answers until the other end is gone."""
         from argus.capture.reader import left_out, progress
 
+        trim_due = time.monotonic() + _TRIM_S
         while True:
             head, fds = receive_head(self.sock)
             for fd in fds:
@@ -485,6 +489,9 @@ class _Reader:
             send(self.sock, *give)
             while self.places:
                 os.close(self.places.pop())
+            if time.monotonic() >= trim_due:
+                memory.trim()
+                trim_due = time.monotonic() + _TRIM_S
 
 
 _Op = Callable[[_Reader, dict[str, Any], bytes], tuple[dict[str, Any], bytes, list[int]]]
@@ -545,6 +552,7 @@ def main() -> None:
     from argus.capture.reader import progress
     from argus.system import disk_cache
 
+    memory.settle()
     folder = sys.argv[5]
     disk_cache.folder = lambda kind: Path(folder, kind) if folder else None
     demangler._library()

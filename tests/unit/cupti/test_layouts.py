@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
 import sys
-import types
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from argus.cupti import layouts, shared
 from argus.model.errors import ArgusError
+from argus.system import child
 
 cupti = pytest.importorskip("cupti.cupti")
 
@@ -63,13 +67,9 @@ def test_an_unknown_version_is_refused_in_words(version: int, words: str) -> Non
 
 
 def test_a_cupti_python_that_is_too_old_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = types.SimpleNamespace(
-        **{
-            name: getattr(cupti, name)
-            for name in dir(cupti)
-            if name not in ("activity_kernel9_dtype", "activity_kernel13_dtype")
-        }
-    )
+    known = layouts.load()
+    left = {name: dtype for name, dtype in known.dtypes.items() if name not in ("kernel9", "kernel13")}
+    old = dataclasses.replace(known, dtypes=left)
     monkeypatch.setattr(layouts, "load", lambda: old)
     layouts._for_version.cache_clear()
     try:
@@ -82,14 +82,53 @@ def test_a_cupti_python_that_is_too_old_says_which_to_install(monkeypatch: pytes
         layouts._for_version.cache_clear()
 
 
-def test_without_cupti_python_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupti", None)
+@pytest.fixture
+def asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own."""
+    monkeypatch.setenv("ARGUS_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(0o700)
     layouts.load.cache_clear()
-    try:
-        with pytest.raises(ArgusError, match="pip install"):
-            layouts.load()
-    finally:
-        layouts.load.cache_clear()
+    yield tmp_path
+    layouts.load.cache_clear()
+
+
+def test_without_cupti_python_there_is_a_hint(asked_anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (asked_anew / "cupti.py").write_text("raise ImportError('no CUPTI here')")
+    monkeypatch.setenv("PYTHONPATH", str(asked_anew))
+    with pytest.raises(ArgusError, match="no CUPTI here") as refused:
+        layouts.load()
+    assert "pip install" in refused.value.hint
+
+
+def test_records_are_those_that_cupti_python_declares(asked_anew: Path) -> None:
+    """Two ways: through JSON from another process, and from its own dtypes."""
+    known = layouts.load()
+    assert known.kinds == {one.name: int(one) for one in cupti.ActivityKind}
+    for generation, dtype in known.dtypes.items():
+        own = np.dtype(getattr(cupti, f"activity_{generation}_dtype"))
+        assert dtype == own
+        assert dtype.itemsize == own.itemsize
+        assert {name: field[1] for name, field in dtype.fields.items()} == {
+            name: field[1] for name, field in own.fields.items()
+        }
+
+
+def test_cupti_python_is_asked_once(asked_anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = layouts.load()
+    monkeypatch.setattr(child, "ask", lambda *_: pytest.fail("it was asked again"))
+    layouts.load.cache_clear()
+    assert layouts.load() == first
+    (kept,) = (asked_anew / "cache").rglob("*.json")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    layouts.load.cache_clear()
+    with pytest.raises(pytest.fail.Exception, match="again"):
+        layouts.load()
+
+
+def test_a_tracer_does_not_import_cupti_python() -> None:
+    code = "import sys; from argus.cupti import layouts; layouts.for_version(130200); print('cupti' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_kernels_come_first_and_markers_only_when_asked() -> None:

@@ -111,6 +111,9 @@ def test_the_running_kernel(tmp_path: Path) -> None:
     assert kernel.tracepoint_arguments("sched_wakeup") == 1
     with pytest.raises(FileNotFoundError):
         btf.kernel(tmp_path / "none")
+    btf.forget()
+    assert btf.kernel() is not kernel, "what it kept is given back"
+    assert btf.kernel().offset("task_struct", "pid") == pid
 
 
 def test_a_folder_s_name_makes_no_kernel_test(request: pytest.FixtureRequest) -> None:
