@@ -44,10 +44,11 @@ HONEST = {"slow": {"FAKEGPU_SLOW_RANK": "1", "FAKEGPU_SLOW_FACTOR": "2.0"}, "wel
 RANKS = 2
 STEP_ARGS = ["--steps", "0", "--forward-us", "60000", "--backward-us", "90000", "--layers", "2", "--data-ms", "10"]
 """Steps of a quarter of a second: the jobs themselves take little of a CPU."""
-MOST_BYTES = 500 << 20
-"""Of the tracer alone."""
-OF_ALL = frozenset(("loop_stalls",))
-"""Argus's own, and so in every job's coverage: printed, not compared."""
+MOST_BYTES = 500_000_000
+"""Of all of Argus's processes together."""
+OF_ALL = frozenset(("loop_stalls", "cupti_bytes_unknown"))
+"""Printed, not compared: Argus's own, which every job's coverage has; and kernels under way at the trace's end, which
+the fake GPU does not give back, alone in every other run, too."""
 UNTOUCHED = tuple(map(Path, ("/etc", "/etc/cron.d", "/var/lib", "/var/cache", "/usr/local")))
 """Folders that hostile processes must not have Argus write to."""
 ALLOWED_SHARE = 0.02
@@ -97,8 +98,8 @@ def main() -> int:
     folder.chmod(0o755)
     try:
         treasure = _treasure(folder)
-        before = _snapshot(treasure)
         alone = trace(folder / "alone", options.alone * 60, [], treasure)
+        before = _snapshot(treasure)  # Argus's own folders exist now
         beside = trace(folder / "beside", options.minutes * 60, options.kinds.split(","), treasure)
         wrong = compare(alone, beside)
         if (after := _snapshot(treasure)) != before:
@@ -287,7 +288,7 @@ def compare(alone: Run, beside: Run) -> list[str]:
             wrong.append(f"{name}: lost, and not alone: {', '.join(f'{n} {after.losses[n]}' for n in sorted(new))}")
         if less := {s: share for s, share in after.seen.items() if share < before.seen.get(s, 1) - ALLOWED_SHARE}:
             wrong.append(f"{name}: observed for a part of the time, and not alone: {less}")
-    if beside.peaks.parts["tracer"] > MOST_BYTES:
+    if beside.peaks.whole > MOST_BYTES:
         wrong.append(f"Argus took {beside.peaks}")
     printed = "".join(beside.lines)
     if "internal error" in printed or re.search(r"[^\n -~\u00a0-\uffff]", printed):

@@ -192,7 +192,6 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Gives freed memory back to the system: Python's, and the engine's, whose allocator keeps what a large query
         took for the next one."""
         memory.trim()
-        memory.unmap_unused()
         with contextlib.suppress(Exception), contextlib.closing(self.chdb.connect(self.target)) as handle:
             handle.query("SYSTEM JEMALLOC PURGE")  # an engine with another allocator refuses
 
@@ -476,7 +475,6 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         say(f"error {type(failure).__name__}: {failure}".replace(database, str(folder / "db")))
         return
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    memory.unmap_unused()  # a third of what its start has touched is used again
     say("ready")
     if _tend(server, stop, lambda: _is_ours(folder, own_socket)):
         with contextlib.suppress(OSError):
@@ -514,6 +512,7 @@ def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> b
     while True:
         if time.monotonic() >= measure_due:
             server.measure()
+            memory.unmap_unused()
             measure_due = time.monotonic() + MEASURE_S
         stop.wait(0.2) if not stop.is_set() else time.sleep(0.05)
         server.cancel_abandoned()

@@ -565,6 +565,10 @@ def _holder(folder: Path) -> str | None:
     return None
 
 
+_ALLOCATOR = "percpu_arena:disabled,narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0,prof:false"
+"""Options of the engine's jemalloc: one heap, not one a CPU, and what is freed goes back at once."""
+
+
 def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object]) -> str:
     """Starts the engine and returns what it says: ``ready``, ``busy`` or ``error <text>``.
 
@@ -572,6 +576,7 @@ def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object
     """
     reader, writer = os.pipe()
     environment = secrets.without(os.environ)
+    environment.setdefault("JE_MALLOC_CONF", _ALLOCATOR)
     environment["ARGUS_STORE_MAX"] = str(limits.store_bytes())
     # Found where this Argus was found. The working directory is "/" lest a file of the user's own, named like a module,
     # be imported from it.

@@ -15,7 +15,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -46,7 +45,10 @@ ENTRIES = frozenset(
 EVALUATION_LOOPS = ("_PyEval_EvalFrameDefault", "_TAIL_CALL_")
 """CPython's evaluation loop, and the beginning of the names of the functions it was split into (3.14, tail calls)."""
 
-_MAPS_LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) (\S+) (\d+) *(.*)$", re.MULTILINE)
+_MAPS_LINE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ..x. [0-9a-f]+ \S+ \d+ *.*$", re.MULTILINE)
+"""Of executable memory."""
+_MAPS_RIGHTS = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. ", re.MULTILINE)
+_MAPS_FIELDS = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) (\S+) (\d+) *(.*)", re.DOTALL)
 _DELETED = b" (deleted)"
 
 _MAX_TABLES = 512
@@ -130,23 +132,47 @@ class FramePointers:
         return np.array(chain, np.uint64)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Region:
     """Executable memory of a process, and which file (``key``) it is of; None: of none, or it was not opened yet
-    (``opened``), or cannot be."""
+    (``opened``), or cannot be. ``row``: its line of /proc/PID/maps, of which a process may have tens of thousands."""
 
+    row: bytes
     start: int
     end: int
     offset: int
-    path: str
-    mapping: Mapping | None
     key: _TableKey | None = None
     opened: bool = False
 
-    @cached_property
+    @property
+    def path(self) -> str:
+        """Its name: a file's, ``[vdso]`` or the like, or none."""
+        return os.fsdecode(_fields(self.row)[5].removesuffix(_DELETED))
+
+    @property
     def module(self) -> str:
         """The path for people and tables."""
         return os.fsencode(self.path).decode(errors="backslashreplace")
+
+    @property
+    def mapping(self) -> Mapping | None:
+        """None: memory of no file."""
+        *_, device, inode, name = _fields(self.row)
+        path = os.fsdecode(name.removesuffix(_DELETED))
+        if not int(inode) or not path.startswith("/"):
+            return None
+        return Mapping(self.start, self.end, self.offset, device.decode(), int(inode), path, name.endswith(_DELETED))
+
+
+def _region(row: bytes) -> _Region:
+    start, end, offset = (int(text, 16) for text in _fields(row)[:3])
+    return _Region(row, start, end, offset)
+
+
+def _fields(row: bytes) -> tuple[bytes, ...]:
+    found = _MAPS_FIELDS.fullmatch(row)
+    assert found is not None, "chosen by _MAPS_LINE"
+    return found.groups()
 
 
 _TableKey = Key | bytes | tuple[str, Key]
@@ -195,8 +221,8 @@ class Symbols:
         self._proc = os.open(PROC / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._root = -1
         self._perf_map: _PerfMap | None = None
-        self._rows: list[tuple[bytes, ...]] = []
-        self._regions: dict[tuple[bytes, ...], _Region] = {}
+        self._rows: list[bytes] = []
+        self._regions: dict[bytes, _Region] = {}
         self._by_start: list[_Region] = []
         self._starts: list[int] = []
         self._known: dict[int, NativeFrame] = {}
@@ -247,7 +273,8 @@ class Symbols:
             os.close(fd)
         progress.clear()
         self._read_ns = time.monotonic_ns()
-        rows = _MAPS_LINE.findall(b"".join(parts))
+        # It is the same memory where writing to it is allowed for a while.
+        rows = _MAPS_LINE.findall(_MAPS_RIGHTS.sub(rb"\1 r-xp ", b"".join(parts)))
         if not rows:
             return False  # a zombie
         if rows != self._rows:
@@ -257,23 +284,14 @@ class Symbols:
             self._forget(region for region in self._by_start if _may_be_jit(region))
         return True
 
-    def _take(self, rows: list[tuple[bytes, ...]]) -> None:
+    def _take(self, rows: list[bytes]) -> None:
         old = self._regions
-        self._regions = {row: old.get(row) or self._region(row) for row in rows}
+        self._regions = {row: old.get(row) or _region(row) for row in rows}
         gone = [region for row, region in old.items() if row not in self._regions]
         self._unmapped += bool(gone)
         self._forget(gone)
         self._by_start = sorted(self._regions.values(), key=lambda region: region.start)
         self._starts = [region.start for region in self._by_start]
-
-    def _region(self, row: tuple[bytes, ...]) -> _Region:
-        start, end, offset = (int(text, 16) for text in row[:3])
-        inode = int(row[4])
-        path = os.fsdecode(row[5].removesuffix(_DELETED))
-        if not inode or not path.startswith("/"):
-            return _Region(start, end, offset, path, None)
-        mapping = Mapping(start, end, offset, row[3].decode(), inode, path, row[5].endswith(_DELETED))
-        return _Region(start, end, offset, path, mapping)
 
     def _forget(self, regions: Iterable[_Region]) -> None:
         """Drops what is remembered of addresses in these, and of those that lay outside all regions."""
@@ -360,14 +378,13 @@ class Symbols:
 
     def _table(self, region: _Region) -> FunctionTable | None:
         """The functions of the file that a region is of; None: it is of none, or has none."""
-        if region.mapping is None:
-            return None
         if region.key is not None and region.key in _tables:
             _tables.move_to_end(region.key)
             return _tables[region.key]
-        if region.key is None and region.opened:
+        mapping = region.mapping
+        if mapping is None or (region.key is None and region.opened):
             return None
-        file = self._open(region.mapping)
+        file = self._open(mapping)
         region.opened, region.key = True, None if file is None else file.key
         table = self._table_of(region, file)
         if file is not None and (file.key in _refused or (table is not None and table.left_out)):
@@ -536,9 +553,10 @@ def _base(function: str) -> str:
 
 def _may_be_jit(region: _Region) -> bool:
     """Whether code in it may be a JIT compiler's: in memory of no file, or of one that is not on a disk (memfd)."""
-    if region.mapping is None:
-        return not region.path.startswith("[v")  # [vdso], [vsyscall]
-    return region.mapping.deleted and region.path.startswith(("/memfd:", "/dev/zero", "/SYSV"))
+    inode, name = _fields(region.row)[4:]
+    if inode == b"0" or not name.startswith(b"/"):
+        return not name.startswith(b"[v")  # [vdso], [vsyscall]
+    return name.endswith(_DELETED) and name.startswith((b"/memfd:", b"/dev/zero", b"/SYSV"))
 
 
 def _indirect_call_bytes(rest: bytes) -> int:
