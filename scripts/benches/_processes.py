@@ -136,12 +136,23 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def pss_bytes(pid: int) -> int:
-    """Memory of a process; what it shares counts in part (PSS). 0: it has ended."""
+def pss_bytes(pid: int) -> tuple[int, int]:
+    """Memory of a process, what it shares in part (PSS): its own, and that with pages that files have (code, which the
+    system takes back when it needs room). 0: it has ended."""
+    own = whole = pss = 0
+    of_file = False
     with contextlib.suppress(OSError):
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return int(found[1]) << 10 if found else 0
-    return 0
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                of_file = _kind(line) == "files"
+            elif name == "Pss":
+                pss = int(rest.split()[0]) << 10
+                whole += pss
+                own += 0 if of_file else pss
+            elif name == "Anonymous" and of_file:  # written to since: relocations
+                own += min(int(rest.split()[0]) << 10, pss)
+    return own, whole
 
 
 PARTS = ("tracer", "reader", "engine", "others")
@@ -154,12 +165,13 @@ class Peaks:
     The reader's kind has its nursery too. What readings a quarter of a second apart do not see is missing.
 
     Attributes:
-        whole: Of all processes at once, bytes.
-        parts: Of each of ``PARTS``, bytes: they need not be of one moment.
+        own: Of all processes at once, bytes, without pages that files have.
+        whole: The same with these.
+        parts: Of each of ``PARTS``, own bytes: they need not be of one moment.
     """
 
     def __init__(self) -> None:
-        self.whole = 0
+        self.own = self.whole = 0
         self.parts: Tally[str] = Tally(dict.fromkeys(PARTS, 0))
 
     def look(self, tracer: int, store: Path | None = None) -> None:
@@ -171,9 +183,12 @@ class Peaks:
         """
         engine = 0 if store is None else engine_of(store)
         now: Tally[str] = Tally()
+        with_files = 0
         for pid in {*family(tracer), *(family(engine) if engine else ())}:
-            now[self._part(pid, tracer, engine)] += pss_bytes(pid)
-        self.whole = max(self.whole, now.total())
+            own, whole = pss_bytes(pid)
+            now[self._part(pid, tracer, engine)] += own
+            with_files += whole
+        self.own, self.whole = max(self.own, now.total()), max(self.whole, with_files)
         for part, size in now.items():
             self.parts[part] = max(self.parts[part], size)
 
@@ -191,7 +206,7 @@ class Peaks:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{part} {self.parts[part] >> 20}" for part in PARTS)
-        return f"{self.whole >> 20} MiB ({parts})"
+        return f"{self.own >> 20} MiB ({parts}); with pages of files {self.whole >> 20} MiB"
 
 
 def engine_of(store: Path) -> int:
