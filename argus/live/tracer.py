@@ -395,7 +395,6 @@ class Tracer:
         if soon >= self._trim_due:
             self._trim_due = now + memory.TRIM_S
             memory.trim()
-            memory.unmap_unused()
         with part("the store"):
             self.session.writer.maybe_flush(now)
 

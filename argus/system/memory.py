@@ -40,11 +40,12 @@ def settle() -> None:
 
 
 def trim() -> None:
-    """Gives back what was freed: glibc's, and Arrow's where that is in use."""
+    """Gives back what was freed, glibc's and Arrow's where that is in use, and what of libraries is not used."""
     if (pa := sys.modules.get("pyarrow")) is not None:
         pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+    unmap_unused()
 
 
 def unmap_unused() -> None:
