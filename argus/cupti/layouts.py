@@ -7,7 +7,6 @@ whatever the process has loaded.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from collections.abc import Mapping
@@ -221,22 +220,30 @@ def generations(version: int) -> dict[str, str]:
     }
 
 
-@lru_cache(maxsize=1)
 def load() -> Declared:
     """What cupti-python declares, asked for once: half a second.
 
     Raises:
         ArgusError: It is not installed, or does not load.
     """
+    found = _asked()
+    if isinstance(found, Declared):
+        return found
+    raise ArgusError(
+        f"{_PACKAGE} cannot be imported ({found})",
+        f"Install it: pip install '{_PACKAGE}>={_ALL_GENERATIONS}'",
+        EXIT_UNAVAILABLE,
+    )
+
+
+@lru_cache(maxsize=1)
+def _asked() -> Declared | str:
+    """Also a failure is found out once: the loop asks for each process."""
     generations = sorted({*_COMMON.values(), *(name for _, *names in _GENERATIONS for name in names)})
     try:
         return declared.ask(generations, _RUNTIME_CALLS.pattern, _DRIVER_CALLS.pattern)
     except ChildError as reason:
-        raise ArgusError(
-            f"{_PACKAGE} cannot be imported ({reason})",
-            f"Install it: pip install '{_PACKAGE}>={_ALL_GENERATIONS}'",
-            EXIT_UNAVAILABLE,
-        ) from reason
+        return str(reason).splitlines()[-1]
 
 
 _loader: threading.Thread | None = None
@@ -245,17 +252,12 @@ _loader: threading.Thread | None = None
 def load_ahead() -> bool:
     """Begins to ask cupti-python in a thread of its own. Returns whether it is done, so that ``load`` is quick."""
     global _loader
-    if load.cache_info().currsize:
+    if _asked.cache_info().currsize:
         return True
     if _loader is None:
-        _loader = threading.Thread(target=_load_quietly, name="argus-cupti-python", daemon=True)
+        _loader = threading.Thread(target=_asked, name="argus-cupti-python", daemon=True)
         _loader.start()
     return not _loader.is_alive()
-
-
-def _load_quietly() -> None:
-    with contextlib.suppress(ArgusError):
-        load()
 
 
 def _dtype(known: Declared, generation: str, version: int) -> np.dtype[np.void]:

@@ -87,9 +87,9 @@ def asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     """A cache of its own."""
     monkeypatch.setenv("ARGUS_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir(0o700)
-    layouts.load.cache_clear()
+    layouts._asked.cache_clear()
     yield tmp_path
-    layouts.load.cache_clear()
+    layouts._asked.cache_clear()
 
 
 def test_without_cupti_python_there_is_a_hint(asked_anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +98,9 @@ def test_without_cupti_python_there_is_a_hint(asked_anew: Path, monkeypatch: pyt
     with pytest.raises(ArgusError, match="no CUPTI here") as refused:
         layouts.load()
     assert "pip install" in refused.value.hint
+    monkeypatch.setattr(child, "ask", lambda *_: pytest.fail("the loop asks for each process"))
+    with pytest.raises(ArgusError, match="no CUPTI here"):
+        layouts.load()
 
 
 def test_records_are_those_that_cupti_python_declares(asked_anew: Path) -> None:
@@ -116,11 +119,11 @@ def test_records_are_those_that_cupti_python_declares(asked_anew: Path) -> None:
 def test_cupti_python_is_asked_once(asked_anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = layouts.load()
     monkeypatch.setattr(child, "ask", lambda *_: pytest.fail("it was asked again"))
-    layouts.load.cache_clear()
+    layouts._asked.cache_clear()
     assert layouts.load() == first
     (kept,) = (asked_anew / "cache").rglob("*.json")
     kept.write_bytes(kept.read_bytes()[:-1])
-    layouts.load.cache_clear()
+    layouts._asked.cache_clear()
     with pytest.raises(pytest.fail.Exception, match="again"):
         layouts.load()
 
