@@ -67,7 +67,9 @@ diagnosis, of 8 ranks and of 512."""
 # merged into others (250 a minute of one tracer) stay for up to 5 minutes; its caches may hold 5 GB each. Threads and
 # parts can be set in a file only (``scripts/bench memory``). What conditions select is not remembered: an entry takes
 # 400 bytes and not the 64 that are counted, and a diagnosis that goes on asks 400 times a minute, never twice the same.
-# A merge takes 9 to 19 MB even of small parts (``system.merges``); the two threads would have four of them under way.
+# The two threads would have four merges under way. One took 18 to 44 MB even of small parts (``system.merges``), since
+# each column that is written has a buffer as large as a compressed block may be, 1 MB: with 128 KiB it takes 5 to 22,
+# and no more on disk.
 CONFIG = """<clickhouse>
     <max_parts_cleaning_thread_pool_size>2</max_parts_cleaning_thread_pool_size>
     <mark_cache_size>67108864</mark_cache_size>
@@ -79,6 +81,7 @@ CONFIG = """<clickhouse>
     <merge_tree>
         <min_free_disk_bytes_to_perform_insert>{free}</min_free_disk_bytes_to_perform_insert>
         <max_cleanup_delay_period>60</max_cleanup_delay_period>
+        <max_compress_block_size>131072</max_compress_block_size>
     </merge_tree>
 </clickhouse>
 """

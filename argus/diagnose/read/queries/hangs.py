@@ -6,14 +6,13 @@ from argus.diagnose.read.query import by_hosts
 
 LAST_LOOK = """
 WITH
-  latest AS
-  (
-    SELECT step, addNanoseconds(max(last_ts), max(max_ns)) AS at_most, max(last_ts) AS begun FROM iteration_rollup
-    WHERE job = {job:String} AND run = {run:UInt32} GROUP BY step
-  ),
   (SELECT max(addNanoseconds(ts, duration_ns)) FROM iterations
     WHERE job = {job:String} AND run = {run:UInt32} AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
-      AND step IN (SELECT step FROM latest WHERE at_most >= (SELECT max(begun) FROM latest))) AS ended
+      AND step IN (
+        SELECT step FROM iteration_rollup
+        WHERE job = {job:String} AND run = {run:UInt32} AND addNanoseconds(last_ts, max_ns) >=
+          (SELECT max(last_ts) FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32})
+      )) AS ended
 SELECT
   (SELECT toUnixTimestamp64Milli(max(ts)) * 1000000 FROM coverage WHERE job = {job:String} AND run = {run:UInt32})
     AS looked_ns,
