@@ -5,6 +5,7 @@
  *   ARGUS_STACK_PAGES, ARGUS_CODE_PAGES, ARGUS_PAUSE_PAGES  sizes of the rings, in bcc's pages
  *   ARGUS_CPUS, ARGUS_ROWS  how many logs, and rows of each, a power of two
  *   ARGUS_THREADS_EACH  threads of one process that are followed
+ *   ARGUS_THREAD_OWNERS  owners whose threads are counted
  *   ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS, ARGUS_LEAVES  entries of the maps
  *   ARGUS_THREAD_PAGES  pages of threads_known: enough for every thread number there can be
  *   ARGUS_TASK_PID, ARGUS_TASK_STATE, ARGUS_TASK_RAN  offsets in struct task_struct; absent where the kernel has no BTF
@@ -80,6 +81,8 @@ struct thread {
 	u32 had_state;
 	u32 unreadable;    /* the last search met memory that could not be read: that it has no state is not known */
 	u32 trust;         /* four bits for each of long_sites: stacks that may be wasted there */
+	u32 owner;         /* as in its process's struct target, when it was first met */
+	u32 unused;
 	u64 distrusted;    /* thread state under which frames were found that are none: it may be gone */
 	struct site long_sites[LONG_SITES]; /* where it was off for the most time (come_back) */
 };
@@ -88,6 +91,8 @@ struct target {
 	u64 refused;       /* samples and switches of threads beyond its share */
 	u32 threads;       /* in the map "threads" */
 	u32 generation;    /* part of every stack's number: another for each process that gets this PID, and each program it runs */
+	u32 owner;         /* its user in its container: map "owner_threads" */
+	u32 unused;
 };
 
 struct nsdata {
@@ -167,6 +172,9 @@ BPF_ARRAY(threads_known, struct thread_page, ARGUS_THREAD_PAGES);
 BPF_HASH(stack_targets, u32, struct target, 16384);
 BPF_HASH(pythons, u32, struct argus_python, 4096);
 BPF_HASH(threads, u32, struct thread, ARGUS_THREADS);
+/* How many of these each owner has; 0: all have together. User space counts them again when it forgets a process. */
+BPF_ARRAY(owner_threads, u32, ARGUS_THREAD_OWNERS);
+BPF_ARRAY(thread_owners, u32, 1); /* how many there are */
 /* Thread -> address of its thread state, as user space found it. Verified at every use. */
 BPF_HASH(thread_states, u32, u64, ARGUS_THREADS);
 BPF_TABLE("lru_hash", u64, u8, codes_seen, ARGUS_CODES);
@@ -310,14 +318,41 @@ INLINE u64 period_ns(void)
 	return b ? b->period_ns : 0;
 }
 
-/* Forgets a thread of a process, and that it counts for that. */
+INLINE void count_thread(u32 owner, int change)
+{
+	u32 *number = owner_threads.lookup(&owner);
+	if (number && (change > 0 || *number))
+		__sync_fetch_and_add(number, change);
+}
+
+/* Forgets a thread of a process, and that it counts for that and its owner. */
 INLINE void forget_thread(u32 tgid, u32 tid)
 {
+	struct thread *thread = threads.lookup(&tid);
+	u32 owner = thread ? thread->owner : 0;
 	struct target *target = stack_targets.lookup(&tgid);
-	if (threads.delete(&tid) != 0 || !target)
+	if (threads.delete(&tid) != 0)
 		return;
-	if (target->threads)
+	count_thread(0, -1);
+	if (owner)
+		count_thread(owner, -1);
+	if (target && target->threads)
 		__sync_fetch_and_add(&target->threads, -1);
+}
+
+/* One more thread of a process may be followed. While several owners are, each has as many as stay free at most: one fills
+ * half of the room, of k each one in k + 1 parts, and one remains free (as in rings: within_share). */
+INLINE int has_thread_share(struct target *target)
+{
+	if (target->threads >= ARGUS_THREADS_EACH)
+		return 0;
+	u32 all = 0, owner = target->owner;
+	u32 *owners = thread_owners.lookup(&all);
+	u32 *taken = owner_threads.lookup(&all);
+	u32 *own = owner_threads.lookup(&owner);
+	if (!owners || !taken || !own || *owners < 2 || !owner)
+		return 1;
+	return (u64)*own + *taken < ARGUS_THREADS;
 }
 
 INLINE struct thread *thread_of(struct target *target, u32 tgid, u32 tid)
@@ -332,7 +367,7 @@ INLINE struct thread *thread_of(struct target *target, u32 tgid, u32 tid)
 	if (!blank)
 		return 0;
 	u8 *known = known_thread(tid);
-	if (target->threads >= ARGUS_THREADS_EACH) {
+	if (!has_thread_share(target)) {
 		__sync_fetch_and_add(&target->refused, 1);
 		count(ARGUS_SC_THREADS_OVER_SHARE);
 		return 0;
@@ -342,9 +377,14 @@ INLINE struct thread *thread_of(struct target *target, u32 tgid, u32 tid)
 		return 0;
 	}
 	__sync_fetch_and_add(&target->threads, 1);
+	count_thread(0, 1);
+	if (target->owner)
+		count_thread(target->owner, 1);
 	*known = 1;
 	thread = threads.lookup(&tid);
-	if (thread)
+	if (thread) {
 		thread->pid = tgid;
+		thread->owner = target->owner;
+	}
 	return thread;
 }

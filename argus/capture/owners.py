@@ -92,3 +92,48 @@ class Owners:
     def _publish(self) -> None:
         for place in (0, 1):
             self._module["owners_traced"].set(place, len({numbers[place] for numbers in self._of.values()}))
+
+
+class ThreadOwners:
+    """Numbers owners for the programs that take stacks, and counts there whose threads are followed.
+
+    Args:
+        module: The programs' maps.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._of: dict[int, Owner] = {}
+        self._numbers: dict[Owner, int] = {}
+
+    def add(self, pid: int, owner: Owner) -> int:
+        """The number of a process's owner; 0: it is not known, or there are too many."""
+        if owner == UNKNOWN:
+            return 0
+        if owner not in self._numbers:
+            free = set(range(1, OWNERS)).difference(self._numbers.values())
+            if not free:
+                return 0
+            self._numbers[owner] = min(free)
+        self._of[pid] = owner
+        self._publish()
+        return self._numbers[owner]
+
+    def remove(self, pid: int, left: NDArray[np.uint32]) -> None:
+        """A process is not looked at any more.
+
+        Args:
+            pid: Which.
+            left: The owner's number of each thread that is still followed.
+        """
+        owner = self._of.pop(pid, UNKNOWN)
+        number = self._numbers.get(owner, 0)
+        self._module["owner_threads"].set(0, len(left))
+        if number:
+            self._module["owner_threads"].set(number, int((left == number).sum()))
+            if owner not in self._of.values():
+                del self._numbers[owner]
+        self._publish()
+
+    def _publish(self) -> None:
+        self._module["thread_owners"].set(0, len(self._numbers))

@@ -34,9 +34,11 @@ from argus.capture.kernel.counts import CountLogs
 from argus.capture.kernel.links import PERF_FLAG_FD_CLOEXEC
 from argus.capture.kernel.programs import PERF_EVENT, RAW_TRACEPOINT, Module, attach_raw_tracepoint, cpus_of
 from argus.capture.kernel.ring import Ring, VariableRing
+from argus.capture.owners import OWNERS, ThreadOwners
 from argus.capture.probes import _BCC_PAGE, MINIMUM_KERNEL, kernel_version, load_failure, module
 from argus.model import records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import StackCounter
 from argus.system import privileges
 from argus.system.resources import resource_dir
@@ -96,14 +98,17 @@ _THREAD = np.dtype(
         ),
         *((name, "<u8") for name in ("short_ns", "state", "search_ns", "sample_ns")),
         *((name, "<u8") for name in ("gc_begin_ns", "gc_end_ns", "gc_before_ns", "gc_stack")),
-        *((name, "<u4") for name in ("off_what", "pid", "ns_tid", "had_state", "unreadable", "sure")),
+        *(
+            (name, "<u4")
+            for name in ("off_what", "pid", "ns_tid", "had_state", "unreadable", "sure", "owner", "unused")
+        ),
         ("distrusted", "<u8"),
         ("long_sites", "<u8", (8, 2)),
     ]
 )
 """``struct thread`` of bpf/stacks.bpf.h."""
 _THREAD_ROW = np.dtype(
-    [("tid", "<u4"), *((name, _THREAD[name]) for name in ("off_ns", "on_ns", "off_stack", "off_what", "pid"))]
+    [("tid", "<u4"), *((name, _THREAD[name]) for name in ("off_ns", "on_ns", "off_stack", "off_what", "pid", "owner"))]
 )
 SOURCES = (
     "stacks.bpf.h",
@@ -140,8 +145,8 @@ _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
 _CLONES, _EXECS = (records.BOARD.fields[name][1] // 8 for name in ("clones", "execs"))  # type: ignore[index]
 """Words of ``records.BOARD``."""
-_TARGET = "<QII"
-"""``struct target`` of bpf/stacks.bpf.h: refused, threads, generation."""
+_TARGET = "<QIIII"
+"""``struct target`` of bpf/stacks.bpf.h: refused, threads, generation, owner, unused."""
 _NO_PAUSES = np.empty(0, records.PAUSE)
 
 
@@ -288,6 +293,7 @@ class StackProbes:
             "ARGUS_ROWS": rows,
             "ARGUS_THREADS": THREAD_ENTRIES,
             "ARGUS_THREADS_EACH": THREADS_EACH,
+            "ARGUS_THREAD_OWNERS": OWNERS,
             "ARGUS_THREAD_PAGES": -(-_thread_numbers() // _THREADS_A_PAGE),
             "ARGUS_SEEN": SEEN_ENTRIES,
             "ARGUS_CODES": CODE_ENTRIES,
@@ -319,6 +325,7 @@ class StackProbes:
         self._closed = False
         self._generations: dict[int, int] = {}
         self._generation = 0
+        self._owners = ThreadOwners(self._module)
         self._thread_states: dict[int, dict[int, int]] = {}
         self._with_python: set[int] = set()
 
@@ -460,10 +467,12 @@ class StackProbes:
 
     # --- whom to look at
 
-    def add_target(self, pid: int) -> None:
-        """Takes stacks of a process: native ones, until ``set_python``."""
+    def add_target(self, pid: int, owner: Owner = UNKNOWN) -> None:
+        """Takes stacks of a process: native ones, until ``set_python``. Called again, its stacks have new numbers."""
         self._generation += 1
-        self._module["stack_targets"].set(pid, struct.pack(_TARGET, 0, 0, self._generation))
+        refused, threads, *_ = self._target(pid) if pid in self._generations else (0, 0)
+        number = self._owners.add(pid, owner)
+        self._module["stack_targets"].set(pid, struct.pack(_TARGET, refused, threads, self._generation, number, 0))
         self._generations[pid] = self._generation
         self._publish_targets()
 
@@ -553,13 +562,18 @@ class StackProbes:
         self._publish_targets()
         self._forget_states(self._thread_states.pop(pid, {}).keys() | set())
         rows = self._thread_rows()
-        for tid in rows["tid"][rows["pid"] == pid].tolist():
+        of_it = rows["pid"] == pid
+        for tid in rows["tid"][of_it].tolist():
             self._module["threads"].delete(tid)
+        self._owners.remove(pid, rows["owner"][~of_it])
 
     def over_share(self, pid: int) -> int:
         """Samples and switches of a process's threads beyond its share (``StackCounter.THREADS_OVER_SHARE``)."""
+        return self._target(pid)[0]
+
+    def _target(self, pid: int) -> tuple[int, ...]:
         value = self._module["stack_targets"].get(pid)
-        return 0 if value is None else int(struct.unpack(_TARGET, value)[0])
+        return (0, 0, 0, 0, 0) if value is None else struct.unpack(_TARGET, value)
 
     def _thread_rows(self, tids: Sequence[int] | None = None) -> NDArray[np.void]:
         """What is known of these threads, or of all: some columns of ``_THREAD``, and "tid"."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from argus.capture import attachment, owners, placement, sampler, under_way
@@ -289,6 +290,47 @@ def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPat
             assert int.from_bytes(value[8:12], sys.byteorder) == followed(many.pid)
         finally:
             probes.close()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("owners", [2, 1])
+def test_no_owner_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPatch, owners: int) -> None:
+    """However many processes it has. Where it is the only one it has all of it."""
+    monkeypatch.setattr(sampler, "THREAD_ENTRIES", 96)
+    with contextlib.ExitStack() as stack:
+        hostile = [stack.enter_context(running("/usr/bin/python3", "-c", THREADS, "40")) for _ in range(4)]
+        honest = stack.enter_context(running("/usr/bin/python3", "-c", THREADS, "8"))
+        for process in (*hostile, honest):
+            assert process.stdout is not None
+            process.stdout.readline()
+        probes = StackProbes(rate_hz=97, off_cpu_ns=1_000_000)
+        stack.callback(probes.close)
+
+        def followed(*processes: subprocess.Popen[str]) -> int:
+            return int(np.isin(probes._thread_rows()["pid"], [process.pid for process in processes]).sum())
+
+        if owners == 2:  # known before there is little room
+            probes.add_target(honest.pid, (1001, ""))
+        for process in hostile:
+            probes.add_target(process.pid, (1000, ""))
+        if owners == 1:
+            wait_until(lambda: followed(*hostile) == 96, 60, "all of the room to be taken")
+            return
+        wait_until(lambda: followed(honest) >= 8 and sum(map(probes.over_share, map(pid_of, hostile))) > 0, 60, "both")
+        assert 40 <= followed(*hostile) <= 48, "half of it, and one remains free"
+        assert probes.over_share(honest.pid) == 0
+        assert probes.counters()[StackCounter.THREADS_FULL] == 0
+        # Those of a process that is forgotten make room for the others of its owner.
+        before = {process.pid: followed(process) for process in hostile}
+        largest = max(hostile, key=lambda process: before[process.pid])
+        probes.remove_target(largest.pid)
+        hostile.remove(largest)
+        wait_until(lambda: followed(*hostile) >= 40, 60, "the others to have its room")
+        assert followed(*hostile) <= 48
+
+
+def pid_of(process: subprocess.Popen[str]) -> int:
+    return process.pid
 
 
 def callers(stack: contextlib.ExitStack, number: int) -> list[subprocess.Popen[bytes]]:

@@ -307,7 +307,7 @@ class SampledProcesses:
         """From now on the process's stacks have other numbers, and are sent again."""
         process.placed.clear()
         process.doubts.clear()
-        self._programs.probes.add_target(process.pid)
+        self._programs.probes.add_target(process.pid, process.job.owner)
 
     # ---- their threads
 
