@@ -23,6 +23,7 @@ from argus.live.sides import stack_samples
 from argus.live.sides.stack_samples import StackSide
 from argus.model import records
 from argus.model.errors import ArgusError
+from argus.model.losses import Owner
 from argus.model.records import StackCounter
 from argus.model.stacks import Stack
 from tests.builders.sessions import a_session
@@ -57,7 +58,7 @@ class Sampler:
         self.leaves: list[int] = []
         self.asked: list[list[int] | None] = []
 
-    def add_target(self, pid: int) -> None:
+    def add_target(self, pid: int, owner: Owner) -> None:
         self.targets.append(pid)
 
     def remove_target(self, pid: int) -> None: ...
