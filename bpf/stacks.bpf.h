@@ -340,19 +340,25 @@ INLINE void forget_thread(u32 tgid, u32 tid)
 		__sync_fetch_and_add(&target->threads, -1);
 }
 
+/* What a place of owner_threads has. Counts may be off by those who come and go while user space counts: not below 0. */
+INLINE u32 threads_at(u32 place)
+{
+	u32 *number = owner_threads.lookup(&place);
+	return number && (int)*number > 0 ? *number : 0;
+}
+
 /* One more thread of a process may be followed. While several owners are, each has as many as stay free at most: one fills
- * half of the room, of k each one in k + 1 parts, and one remains free (as in rings: within_share). */
+ * half of the room, of k each one in k + 1 parts, and one remains free (as in rings: within_share). An eighth is kept for
+ * owners who come later. */
 INLINE int has_thread_share(struct target *target)
 {
 	if (target->threads >= ARGUS_THREADS_EACH)
 		return 0;
-	u32 all = 0, owner = target->owner;
-	u32 *owners = thread_owners.lookup(&all);
-	u32 *taken = owner_threads.lookup(&all);
-	u32 *own = owner_threads.lookup(&owner);
-	if (!owners || !taken || !own || *owners < 2 || !owner)
-		return 1;
-	return (u64)*own + *taken < ARGUS_THREADS;
+	u32 zero = 0, taken = threads_at(0);
+	u32 *owners = thread_owners.lookup(&zero);
+	if (!target->owner || !owners || *owners < 2)
+		return taken < ARGUS_THREADS - ARGUS_THREADS / 8;
+	return (u64)threads_at(target->owner) + taken < ARGUS_THREADS;
 }
 
 INLINE struct thread *thread_of(struct target *target, u32 tgid, u32 tid)

@@ -124,15 +124,15 @@ class ThreadOwners:
 
         Args:
             pid: Which.
-            left: The owner's number of each thread that is still followed.
+            left: The owner's number of each thread that is still followed: all are counted again.
         """
         owner = self._of.pop(pid, UNKNOWN)
-        number = self._numbers.get(owner, 0)
-        self._module["owner_threads"].set(0, len(left))
-        if number:
-            self._module["owner_threads"].set(number, int((left == number).sum()))
-            if owner not in self._of.values():
-                del self._numbers[owner]
+        counts = np.bincount(left, minlength=OWNERS)
+        counts[0] = len(left)
+        for place in (0, *self._numbers.values()):
+            self._module["owner_threads"].set(place, int(counts[place]))
+        if owner in self._numbers and owner not in self._of.values():
+            del self._numbers[owner]
         self._publish()
 
     def _publish(self) -> None:

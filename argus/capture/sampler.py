@@ -562,10 +562,9 @@ class StackProbes:
         self._publish_targets()
         self._forget_states(self._thread_states.pop(pid, {}).keys() | set())
         rows = self._thread_rows()
-        of_it = rows["pid"] == pid
-        for tid in rows["tid"][of_it].tolist():
+        for tid in rows["tid"][rows["pid"] == pid].tolist():
             self._module["threads"].delete(tid)
-        self._owners.remove(pid, rows["owner"][~of_it])
+        self._owners.remove(pid, self._thread_rows()["owner"])
 
     def over_share(self, pid: int) -> int:
         """Samples and switches of a process's threads beyond its share (``StackCounter.THREADS_OVER_SHARE``)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from argus.cupti import declared, shared
 from argus.cupti.declared import Declared
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.system.child import ChildError
 
 _PACKAGE = "cupti-python"
 _ALL_GENERATIONS = "13.3.1"
@@ -238,26 +238,33 @@ def load() -> Declared:
 
 @lru_cache(maxsize=1)
 def _asked() -> Declared | str:
-    """Also a failure is found out once: the loop asks for each process."""
+    """Also a failure is remembered: the loop asks for each process. ``load_ahead`` asks again later."""
     generations = sorted({*_COMMON.values(), *(name for _, *names in _GENERATIONS for name in names)})
     try:
         return declared.ask(generations, _RUNTIME_CALLS.pattern, _DRIVER_CALLS.pattern)
-    except ChildError as reason:
-        return str(reason).splitlines()[-1]
+    except Exception as reason:  # an answer without sense, a package that is being replaced
+        return (str(reason).splitlines() or [type(reason).__name__])[-1]
 
 
 _loader: threading.Thread | None = None
+_asked_s = 0.0
+_AGAIN_S = 600.0
+"""When it was asked in a thread, and how long after that it is asked again if it failed (the node was too busy)."""
 
 
 def load_ahead() -> bool:
     """Begins to ask cupti-python in a thread of its own. Returns whether it is done, so that ``load`` is quick."""
-    global _loader
-    if _asked.cache_info().currsize:
+    global _loader, _asked_s
+    now = time.monotonic()
+    if _loader is not None and _loader.is_alive():
+        return False
+    if _asked.cache_info().currsize and (now - _asked_s < _AGAIN_S or isinstance(_asked(), Declared)):
         return True
-    if _loader is None:
-        _loader = threading.Thread(target=_asked, name="argus-cupti-python", daemon=True)
-        _loader.start()
-    return not _loader.is_alive()
+    _asked.cache_clear()
+    _asked_s = now
+    _loader = threading.Thread(target=_asked, name="argus-cupti-python", daemon=True)
+    _loader.start()
+    return False
 
 
 def _dtype(known: Declared, generation: str, version: int) -> np.dtype[np.void]:

@@ -44,6 +44,8 @@ def ask(module: str, request: Any, limit_s: float) -> Any:
             cwd="/", env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=limit_s, check=False,
             start_new_session=True,  # a Ctrl-C is for Argus, which ends the process if it is to end
         )  # fmt: skip
+    except OSError as reason:
+        raise ChildError(f"error: it cannot be started: {reason.strerror or reason}") from reason
     except subprocess.TimeoutExpired as reason:
         raise ChildError(f"error: it did not end within {span_text(limit_s)}") from reason
     if done.returncode == 0:

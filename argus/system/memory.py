@@ -25,7 +25,7 @@ _M_ARENA_MAX = -8
 """Of mallopt(3), in malloc.h. Setting the first ends its growth."""
 _MADV_DONTNEED = 4
 """Of madvise(2)."""
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ *(.*)")
+_MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ *(.*)", re.DOTALL)
 """The first line of a mapping in /proc/PID/smaps: addresses, rights, path."""
 
 
@@ -52,32 +52,45 @@ def unmap_unused() -> None:
     """Takes the code and constants of libraries out of this process until they are used again.
 
     A start touches far more of a library than what runs later: of chdb's 180 MB half. The pages stay in the system's
-    cache, from which what is used comes back in microseconds.
+    cache, from which what is used comes back in microseconds. What was not there in the last call, too, is left: a
+    library that is being loaded may still be written to.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    global _seen
+    with contextlib.suppress(OSError, AttributeError, MemoryError):
         libc = ctypes.CDLL(None)
-        for start, size in _unchanged(Path("/proc/self/smaps").read_text()):
+        before, _seen = _seen, frozenset(_unchanged(Path("/proc/self/smaps").read_bytes()))
+        for start, size, _ in before & _seen:
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
-def _unchanged(smaps: str) -> list[tuple[int, int]]:
-    """Mappings of libraries that may not be written to, and of which no page was (relocations): address, bytes.
+_Mapping = tuple[int, int, bytes]
+"""Address, bytes, the line of smaps."""
+_seen: frozenset[_Mapping] = frozenset()
 
-    Of libraries alone: they stay where they are, while another file's mapping may end, and memory begin in its place,
-    before it is used.
+
+def _unchanged(smaps: bytes) -> list[_Mapping]:
+    """Mappings of libraries that may not be written to, and of which no page was (relocations), be it in memory or in
+    swap. Of a library is what some other part of may be executed; a process of others names memory that it shares.
+
+    Args:
+        smaps: /proc/PID/smaps. In names only the end of a line is escaped.
     """
-    found: list[tuple[str, int, int]] = []
+    found: list[tuple[bytes, _Mapping]] = []
     libraries = set()
-    mapping = None
-    for line in smaps.splitlines():
+    mapping: tuple[bytes, _Mapping] | None = None
+    for line in smaps.split(b"\n"):
         if head := _MAPPING.match(line):
             start, end, rights, path = int(head[1], 16), int(head[2], 16), head[3], head[4]
-            mapping = (path, start, end - start) if path.startswith("/") and rights[1] + rights[3] == "-p" else None
-            if mapping is not None and rights[2] == "x":
-                libraries.add(path)
-        elif mapping is not None and line.startswith("Anonymous:") and line.split()[1] == "0":
+            mapping = None
+            if rights in (b"r--p", b"r-xp") and path.startswith(b"/") and not path.startswith(b"/memfd:"):
+                mapping = path, (start, end - start, line)
+                if rights == b"r-xp":
+                    libraries.add(path)
+        elif line.startswith((b"Anonymous:", b"Swap:")) and line.split()[1] != b"0":
+            mapping = None
+        elif line.startswith(b"VmFlags:") and mapping is not None:  # the last line of a mapping
             found.append(mapping)
-    return [(start, size) for path, start, size in found if path in libraries]
+    return [mapping for path, mapping in found if path in libraries]
 
 
 def resident() -> int:

@@ -139,19 +139,24 @@ def family(pid: int) -> list[int]:
 def pss_bytes(pid: int) -> tuple[int, int]:
     """Memory of a process, what it shares in part (PSS): its own, and that with pages that files have (code, which the
     system takes back when it needs room). 0: it has ended."""
+    with contextlib.suppress(OSError):
+        return own_and_whole(Path(f"/proc/{pid}/smaps").read_bytes())
+    return 0, 0
+
+
+def own_and_whole(smaps: bytes) -> tuple[int, int]:
+    """The same of the text of /proc/PID/smaps."""
     own = whole = pss = 0
     of_file = False
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                of_file = _kind(line) == "files"
-            elif name == "Pss":
-                pss = int(rest.split()[0]) << 10
-                whole += pss
-                own += 0 if of_file else pss
-            elif name == "Anonymous" and of_file:  # written to since: relocations
-                own += min(int(rest.split()[0]) << 10, pss)
+    for line in smaps.split(b"\n"):
+        if re.match(rb"[0-9a-f]+-[0-9a-f]+ ", line):
+            of_file = _kind(os.fsdecode(line)) == "files"
+        elif line.startswith(b"Pss:"):
+            pss = int(line.split()[1]) << 10
+            whole += pss
+            own += 0 if of_file else pss
+        elif line.startswith(b"Anonymous:") and of_file:  # written to since: relocations
+            own += min(int(line.split()[1]) << 10, pss)
     return own, whole
 
 

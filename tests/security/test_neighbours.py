@@ -295,7 +295,7 @@ def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPat
 @pytest.mark.kernel
 @pytest.mark.parametrize("owners", [2, 1])
 def test_no_owner_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPatch, owners: int) -> None:
-    """However many processes it has. Where it is the only one it has all of it."""
+    """However many processes it has, and also if it comes first: an eighth is kept for others."""
     monkeypatch.setattr(sampler, "THREAD_ENTRIES", 96)
     with contextlib.ExitStack() as stack:
         hostile = [stack.enter_context(running("/usr/bin/python3", "-c", THREADS, "40")) for _ in range(4)]
@@ -314,7 +314,10 @@ def test_no_owner_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPatch
         for process in hostile:
             probes.add_target(process.pid, (1000, ""))
         if owners == 1:
-            wait_until(lambda: followed(*hostile) == 96, 60, "all of the room to be taken")
+            wait_until(lambda: followed(*hostile) == 84, 60, "all of the room to be taken, but an eighth")
+            probes.add_target(honest.pid, (1001, ""))
+            wait_until(lambda: followed(honest) >= 5, 60, "another's threads to be followed")
+            assert followed(*hostile) == 84
             return
         wait_until(lambda: followed(honest) >= 8 and sum(map(probes.over_share, map(pid_of, hostile))) > 0, 60, "both")
         assert 40 <= followed(*hostile) <= 48, "half of it, and one remains free"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from argus.cupti import layouts, shared
+from argus.cupti import declared, layouts, shared
 from argus.model.errors import ArgusError
 from argus.system import child
 
@@ -126,6 +128,38 @@ def test_cupti_python_is_asked_once(asked_anew: Path, monkeypatch: pytest.Monkey
     layouts._asked.cache_clear()
     with pytest.raises(pytest.fail.Exception, match="again"):
         layouts.load()
+
+
+def test_a_failure_is_asked_about_again_beside_the_loop(asked_anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node that was too busy, or a package that is being replaced."""
+    answers: list[Any] = [PermissionError("cupti is being replaced"), {"kinds": 1}]
+    asked: list[str] = []
+
+    def ask(*_: object) -> Any:
+        asked.append(threading.current_thread().name)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def done() -> bool:
+        layouts.load_ahead()
+        assert layouts._loader is not None
+        layouts._loader.join()
+        return layouts.load_ahead()
+
+    monkeypatch.setattr(declared, "ask", ask)
+    monkeypatch.setattr(declared, "Declared", dict)
+    monkeypatch.setattr(layouts, "Declared", dict)
+    assert done()
+    with pytest.raises(ArgusError, match="is being replaced"):
+        layouts.load()
+    assert done(), "not again at once"
+    monkeypatch.setattr(layouts, "_AGAIN_S", 0.0)
+    assert not layouts.load_ahead()
+    assert done()
+    assert layouts.load() == {"kinds": 1}
+    assert asked == ["argus-cupti-python"] * 2
 
 
 def test_a_tracer_does_not_import_cupti_python() -> None:

@@ -4,34 +4,63 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
 
 from argus.system import memory
 
-SMAPS = """\
-7f0000000000-7f0000002000 r--p 00000000 08:01 77                         /usr/lib/lib a.so
-Rss:                   8 kB
-Anonymous:             0 kB
-7f0000002000-7f0000005000 r-xp 00002000 08:01 77                         /usr/lib/lib a.so
-Anonymous:             0 kB
-7f0000005000-7f0000006000 r--p 00005000 08:01 77                         /usr/lib/lib a.so
-Anonymous:             4 kB
-7f0000006000-7f0000007000 rw-p 00006000 08:01 77                         /usr/lib/lib a.so
-Anonymous:             0 kB
-7f0000007000-7f0000008000 r--s 00000000 08:01 77                         /usr/lib/lib a.so
-Anonymous:             0 kB
-7f0000008000-7f0000009000 r--p 00000000 08:01 78                         /data/no library
-Anonymous:             0 kB
-7f0000009000-7f000000a000 r-xp 00000000 00:00 0
-Anonymous:             0 kB
-7f000000a000-7f000000b000 r-xp 00000000 00:00 0                          [vdso]
-Anonymous:             0 kB
-7f000000b000-7f000000c000 r-xp 00000000 08:01 79                         /usr/lib/patched.so
-Anonymous:             4 kB
-"""
+LIB = b"/usr/lib/lib a.so"
+HOSTILE = b"/memfd:x\r70000000-71000000 r-xp 0 08:01 9 /usr/lib/y\rAnonymous: 0 kB\rSwap: 0 kB\rVmFlags: rd\xff"
 
 
-def test_only_what_a_file_gives_back_is_let_go() -> None:
-    assert memory._unchanged(SMAPS) == [(0x7F0000000000, 0x2000), (0x7F0000002000, 0x3000)]
+def mapping(at: int, rights: bytes, path: bytes, anonymous: int = 0, swap: int = 0) -> bytes:
+    """As in /proc/PID/smaps, of one page."""
+    return b"\n".join(
+        [
+            b"%x-%x %s 00000000 08:01 77                         %s" % (at << 12, (at + 1) << 12, rights, path),
+            b"Rss:                   4 kB",
+            b"Anonymous:             %d kB" % anonymous,
+            b"Swap:                  %d kB" % swap,
+            b"VmFlags: rd mr mw me sd",
+            b"",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "given_back"),
+    [
+        (mapping(3, b"r--p", LIB), True),
+        (mapping(3, b"r--p", LIB, anonymous=4), False),
+        (mapping(3, b"r--p", LIB, swap=4), False),
+        (mapping(3, b"r-xp", LIB, anonymous=4), False),
+        (mapping(3, b"rw-p", LIB), False),
+        (mapping(3, b"r--s", LIB), False),
+        (mapping(3, b"r--p", b"/data/no library"), False),
+        (mapping(3, b"r-xp", b""), False),
+        (mapping(3, b"r-xp", b"[vdso]"), False),
+        (mapping(3, b"r-xp", b"/memfd:argus-prices (deleted)"), False),
+        (mapping(3, b"rw-s", HOSTILE), False),
+        (mapping(3, b"r--p", LIB).replace(b"VmFlags: rd mr mw me sd\n", b""), False),
+    ],
+)
+def test_only_what_a_file_gives_back_is_let_go(other: bytes, given_back: bool) -> None:
+    found = memory._unchanged(mapping(1, b"r-xp", LIB) + other + mapping(5, b"rw-p", b"[heap]"))
+    assert [(start >> 12, size) for start, size, _ in found] == [(1, 4096), (3, 4096)][: 1 + given_back]
+
+
+def test_what_has_just_come_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is being loaded is all code for a moment, before its data is put there."""
+    let_go: list[int] = []
+    libc = SimpleNamespace(madvise=lambda start, size, advice: let_go.append(start.value))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(memory, "_seen", frozenset())
+    for looks in (1, 2, 3):
+        there = mapping(1, b"r-xp", LIB) + (mapping(9, b"r-xp", b"/usr/lib/new.so") if looks == 2 else b"")
+        monkeypatch.setattr(memory.Path, "read_bytes", lambda path, there=there: there)
+        memory.unmap_unused()
+    assert let_go == [0x1000, 0x1000]
 
 
 def test_libraries_that_are_let_go_work_on() -> None:
@@ -62,6 +91,7 @@ for _ in range(200):
     memory.unmap_unused()
 ends.set()
 thread.join()
+memory.unmap_unused()
 memory.unmap_unused()
 print(len(wrong), of_files() < before / 2)
 """
