@@ -37,6 +37,7 @@ from argus.live.preflight import own_library
 from argus.live.roster import Roster
 from argus.live.tracer import Tracer
 from argus.model import records
+from argus.model.losses import UNKNOWN
 from argus.model.records import Counter, StackCounter
 from argus.store.open import open_store
 from argus.store.reader import query
@@ -458,6 +459,30 @@ def test_owners_are_numbered_and_those_that_left_forgotten() -> None:
     given = [number for both in numbers for number in both if number]
     assert sorted(given) == list(range(1, owners.OWNERS))
     assert numbers[-1] == (0, 0)
+
+
+def test_owners_of_threads_are_forgotten_with_their_processes() -> None:
+    counted: dict[int, int] = {}
+    there: dict[int, int] = {}
+    module: Any = {
+        "owner_threads": SimpleNamespace(set=counted.__setitem__),
+        "thread_owners": SimpleNamespace(set=there.__setitem__),
+    }
+    made = owners.ThreadOwners(module)
+    assert [made.add(1, (7, "")), made.add(2, (7, "")), made.add(3, (7, "pod"))] == [1, 1, 2]
+    assert [made.add(1, (7, "")), made.add(4, UNKNOWN)] == [1, 0]
+    assert there == {0: 2}
+    made.remove(1, np.array([1, 2, 2, 0], np.uint32))
+    assert (counted, there) == ({0: 4, 1: 1, 2: 2}, {0: 2})
+    made.remove(2, np.array([2, 0], np.uint32))
+    assert (counted, there) == ({0: 2, 1: 0, 2: 1}, {0: 1})
+    made.remove(4, np.array([], np.uint32))
+    assert made.add(5, (8, "")) == 1, "that of the one that left"
+    for pid in (3, 5, 5):
+        made.remove(pid, np.array([], np.uint32))
+    assert there == {0: 0}
+    assert [made.add(100 + uid, (100 + uid, "")) for uid in range(owners.OWNERS)] == [*range(1, owners.OWNERS), 0]
+    assert not made._of.keys() & {1, 2, 3, 4, 5}
 
 
 def test_the_kernel_hears_of_owners_in_their_order() -> None:

@@ -73,7 +73,7 @@ CLASSES = {
     "model/losses": ("Losses",),
     "capture/process/follow": ("Family",),
     "capture/probes": ("Probes",),
-    "capture/owners": ("Owners",),
+    "capture/owners": ("Owners", "ThreadOwners"),
     "capture/placement": ("Placement",),
     "capture/sampler": ("StackProbes",),
     "tables/collectives": ("Generations",),
