@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
-import shutil
 import stat
 import subprocess
 import sys
@@ -439,19 +439,26 @@ def test_only_root_has_root_s_engine_read_files(tmp_path: Path) -> None:
     assert "`file()`" in sudo
 
 
+def exchange(one: Path, other: Path) -> None:
+    """At once (renameat2(2), RENAME_EXCHANGE)."""
+    here = -100
+    assert ctypes.CDLL(None).renameat2(here, os.fsencode(one), here, os.fsencode(other), 2) == 0
+
+
 def test_an_engine_stays_in_the_folder_that_was_checked(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may rename the folder's parent cannot choose what chdb writes to."""
     monkeypatch.setenv("SUDO_UID", str(NOBODY))  # or a store is not opened there at all
     url = new_store(theirs)
     with open_store(url) as store, store.lease() as client:
         client.command("CREATE TABLE t (a Int32) ENGINE = MergeTree ORDER BY a")
-        (theirs / "store").rename(theirs / "moved")
-        (theirs / "store" / "db").mkdir(parents=True)
+        (theirs / "other" / "db").mkdir(parents=True)
+        # An engine whose socket is not there any more ends, which takes 0.2 s.
+        os.link(theirs / "store" / "socket", theirs / "other" / "socket")
+        exchange(theirs / "store", theirs / "other")
         client.command("INSERT INTO t SELECT number FROM numbers(1000)")
         assert client.command("SELECT count() FROM t") == 1000
-        assert not list((theirs / "store" / "db").iterdir())
-        shutil.rmtree(theirs / "store")
-        (theirs / "moved").rename(theirs / "store")
+        assert {path.name for path in (theirs / "store").rglob("*")} == {"db", "socket"}
+        exchange(theirs / "store", theirs / "other")
 
 
 def test_files_of_stores_and_checks_are_for_their_owner_alone(tmp_path: Path) -> None:
