@@ -35,7 +35,7 @@ SOURCES = "argus-src"
 MODULES = (
     "__init__",
     *(f"model/{name}" for name in ("__init__", "errors", "units")),
-    *(f"system/{name}" for name in ("__init__", "child", "disk_cache", "files", "resources", "syscalls")),
+    *(f"system/{name}" for name in ("__init__", "child", "disk_cache", "files", "resources", "secrets", "syscalls")),
     "capture/__init__",
     *(f"capture/kernel/{name}" for name in ("__init__", "bcc", "compile")),
 )

@@ -4,6 +4,7 @@ processes concerns its own jobs only."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +68,9 @@ class Owners:
     def _number(self, whose: Owner | int) -> int:
         if whose not in self._numbers:
             self._forget_gone()
-            free = set(range(1, OWNERS)).difference(self._numbers.values())
-            if not free:
+            if not (number := _free_number(self._numbers.values())):
                 return 0
-            self._numbers[whose] = min(free)
+            self._numbers[whose] = number
         return self._numbers[whose]
 
     def _losses_of(self, owner: Owner, number: int) -> list[tuple[Owner, Counter, int]]:
@@ -94,6 +94,11 @@ class Owners:
             self._module["owners_traced"].set(place, len({numbers[place] for numbers in self._of.values()}))
 
 
+def _free_number(taken: Iterable[int]) -> int:
+    """The lowest place that is free; 0: none is."""
+    return min(set(range(1, OWNERS)).difference(taken), default=0)
+
+
 class ThreadOwners:
     """Numbers owners for the programs that take stacks, and counts there whose threads are followed.
 
@@ -111,10 +116,9 @@ class ThreadOwners:
         if owner == UNKNOWN:
             return 0
         if owner not in self._numbers:
-            free = set(range(1, OWNERS)).difference(self._numbers.values())
-            if not free:
+            if not (number := _free_number(self._numbers.values())):
                 return 0
-            self._numbers[owner] = min(free)
+            self._numbers[owner] = number
         self._of[pid] = owner
         self._publish()
         return self._numbers[owner]

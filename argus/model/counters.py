@@ -57,7 +57,7 @@ SENTENCES = {
     "stack_pauses_dropped": "{n} garbage collection[s] lost: their ring was full",
     "stack_threads_full": "{n} sample[s] or switch[es] of threads that are not followed: there are more than 32,768",
     "stack_threads_over_share": "{n} sample[s] or switch[es] of threads that are not followed: [its|their] process has "
-    "more than 4,096, or its user more than others leave",
+    "more than 4,096, or its user more than its share",
     "lines_unreadable": "{n} line[s] of a log could not be read",
     "records_over_budget": "{n} record[s] not taken: [its|their] process wrote more than its share",
     "records_over_share": "{n} record[s] not taken: the processes of one user or container wrote more than their share",

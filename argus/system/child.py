@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from argus.model.units import span_text
+from argus.system import secrets
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +42,8 @@ def ask(module: str, request: Any, limit_s: float) -> Any:
         # In / nobody but root can have put a module that would be imported instead.
         done = subprocess.run(
             [sys.executable, "-m", module, str(os.getpid())], input=json.dumps(request).encode(), capture_output=True,
-            cwd="/", env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=limit_s, check=False,
+            cwd="/", env={**secrets.without(os.environ), "PYTHONPATH": os.pathsep.join(paths)}, timeout=limit_s,
+            check=False,
             start_new_session=True,  # a Ctrl-C is for Argus, which ends the process if it is to end
         )  # fmt: skip
     except OSError as reason:

@@ -70,7 +70,7 @@ _seen: frozenset[_Mapping] = frozenset()
 
 def _unchanged(smaps: bytes) -> list[_Mapping]:
     """Mappings of libraries that may not be written to, and of which no page was (relocations), be it in memory or in
-    swap. Of a library is what some other part of may be executed; a process of others names memory that it shares.
+    swap. A library is a file of which some mapping may be executed. Memory files are none: others may have named them.
 
     Args:
         smaps: /proc/PID/smaps. In names only the end of a line is escaped.

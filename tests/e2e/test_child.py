@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from argus.system import child
+from argus.system import child, secrets
 
 SERVES = "from argus.system import child\nraise SystemExit(child.serve({}))"
 
@@ -45,6 +45,15 @@ def test_an_answer_comes_back(module: Callable[[str], str]) -> None:
 def test_a_failure_is_what_it_says(module: Callable[[str], str], text: str, message: str) -> None:
     with pytest.raises(child.ChildError, match=message):
         child.ask(module(text), {"a": 1}, 20)
+
+
+def test_the_password_of_the_store_is_not_its(module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (secrets.VARIABLE, f"{secrets.VARIABLE}_FILE"):
+        monkeypatch.setenv(name, "secret")
+    name = module("import os\n" + SERVES.format("lambda request: dict(os.environ)"))
+    found = child.ask(name, {}, 20)
+    assert "PATH" in found
+    assert "secret" not in found.values()
 
 
 def test_it_may_not_take_longer(module: Callable[[str], str]) -> None:

@@ -437,6 +437,16 @@ def test_giving_back_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pyarrow" not in sys.modules
 
 
+def test_an_engine_takes_little_memory_for_heaps_and_merges(url: str) -> None:
+    """What was chosen is what it has: jemalloc and ClickHouse ignore what they do not know."""
+    with open_store(url) as store, store.lease() as client:
+        stats = str(client.command("SELECT stats FROM system.jemalloc_stats"))
+        setting = "SELECT value FROM system.merge_tree_settings WHERE name = 'max_compress_block_size'"
+        assert client.command(setting) == 128 << 10
+    for option in ("opt.narenas: 1", "opt.dirty_decay_ms: 500", 'opt.percpu_arena: "disabled"'):
+        assert option in stats.replace("\\n", "\n"), stats[:3000]
+
+
 def test_an_engine_loads_chdb_alone(url: str, tmp_path: Path) -> None:
     """pyarrow and numpy, which chdb would import, take 30 MB of it."""
     with open_store(url) as store, store.lease() as client:
