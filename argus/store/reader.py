@@ -69,6 +69,9 @@ def query(
             raise store.explain(failure) from None
         except _NOT_ROWS as failure:
             raise not_rows(store, failure) from None
+        except OSError as failure:
+            # Arrow's own, of a file that is damaged, has no number.
+            raise (not_rows(store, failure) if failure.errno is None else store.explain(failure)) from None
     assert isinstance(table, pa.Table)
     return table
 

@@ -78,8 +78,9 @@ class Run:
 
     def _end(self, found: dict[str, Any], failing: bytes) -> None:
         (self._options.folder / "failing").write_bytes(failing)
-        (self._options.folder / "failure").write_text(found["failure"])
-        print(found["failure"], file=sys.stderr, flush=True)
+        failure = found["failure"].encode(errors="backslashreplace")  # it quotes the case
+        (self._options.folder / "failure").write_bytes(failure)
+        print(failure.decode(), file=sys.stderr, flush=True)
         os._exit(EXIT_FAILED)
 
 

@@ -230,6 +230,31 @@ def test_a_request_that_cannot_be_read_is_answered(request_bytes: bytes) -> None
     assert connection.got.getvalue().startswith(b"HTTP/1.1 400 ")
 
 
+def test_an_answer_whose_footer_is_damaged_is_an_error_of_the_store() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, pa.schema([("a", pa.int64())])) as out:
+        out.write_table(pa.table({"a": [1, 2]}))
+    whole = sink.getvalue().to_pybytes()
+    footer = int.from_bytes(whole[-10:-6], "little")
+    damaged = whole[: -10 - footer] + b"\xff" * footer + whole[-10:]
+    pool = server_answers._Pool(server_answers._good)
+    store = server_answers._connected(pool)
+    pool.answer = lambda asked: (200, server_answers.HEADERS[0], whole)
+    assert reader.query(store, "SELECT a").num_rows == 2
+    pool.answer = lambda asked: (200, server_answers.HEADERS[0], damaged)
+    with pytest.raises(ArgusError, match=r"not rows: .*Footer"):
+        reader.query(store, "SELECT a")
+
+
+def test_a_refused_query_that_is_no_utf8_is_answered() -> None:
+    connection: Any = engine_requests._Connection(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nX\x9e")
+    connection.got.close = lambda: None
+    engine_requests._Handler(connection, "", engine_requests._server)
+    answer = connection.got.getvalue()
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert answer.endswith(b": X\\udc9e. (SYNTAX_ERROR)")
+
+
 def test_a_request_that_can_be_read_is_answered_with_rows() -> None:
     answered: io.BytesIO = io.BytesIO()
     connection: Any = engine_requests._Connection(engine_requests.seeds()[1])
