@@ -137,9 +137,13 @@ def test_a_job_that_its_launches_bound_is_slowed_for_a_moment_only(store_url: st
             store, "SELECT step, toUnixTimestamp64Nano(ts) AS ts, duration_ns, method FROM iterations ORDER BY step"
         )
     (since, *_) = [ts - offset for ts, seen in zip(rows["ts"].tolist(), rows["seen"].tolist(), strict=True) if seen]
-    shares = [seen for name, seen in zip(rows["signal"], rows["seen"], strict=True) if name == "launches" and seen]
-    assert shares
-    assert all(0 < seen <= governor.MOST_DUTY for seen in shares), "launches are seen in windows from the start"
+    of_launches = (rows["signal"] == "launches") & (rows["seen"] > 0)
+    in_windows = rows["seen"][of_launches] <= governor.MOST_DUTY
+    first = int(np.argmax(in_windows))
+    assert in_windows[first:].all()
+    # The first look is 10 ms after the probes came. A job that waited for a CPU then made no calls: the next look sees.
+    throughout = begins[(begins > since) & (begins < rows["ts"][of_launches][first] - offset)]
+    assert len(throughout) < 150, "launches are seen in windows from the start"
     # Of its 132 calls a step, seen throughout from the first moment on, a few are left.
     made = 132 * int(np.sum((begins > since) & (begins < until_ns)))
     assert counters(store_url)["hits"] < 0.25 * made
