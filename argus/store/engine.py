@@ -64,12 +64,12 @@ COMPILE_NOTHING = "compile_expressions=0&compile_aggregate_expressions=0&compile
 diagnosis, of 8 ranks and of 512."""
 
 # chdb starts 128 threads the first time that it removes parts, which keep 20 MB and more, and lets parts that were
-# merged into others (250 a minute of one tracer) stay for up to 5 minutes; its caches may hold 5 GB each. Threads and
-# parts can be set in a file only (``scripts/bench memory``). What conditions select is not remembered: an entry takes
-# 400 bytes and not the 64 that are counted, and a diagnosis that goes on asks 400 times a minute, never twice the same.
-# The two threads would have four merges under way. One took 18 to 44 MB even of small parts (``system.merges``), since
-# each column that is written has a buffer as large as a compressed block may be, 1 MB: with 128 KiB it takes 5 to 22,
-# and no more on disk.
+# merged into others (400 a minute of one tracer, 20 to 30 KB each) stay for up to 5 minutes: ten seconds are enough,
+# and cost no more. Its caches may hold 5 GB each. Threads and parts can be set in a file only (``scripts/bench
+# memory``). What conditions select is not remembered: an entry takes 400 bytes and not the 64 that are counted, and a
+# diagnosis that goes on asks 400 times a minute, never twice the same. The two threads would have four merges under
+# way. One took 18 to 44 MB even of small parts (``system.merges``), since each column that is written has a buffer as
+# large as a compressed block may be, 1 MB: with 128 KiB it takes 5 to 22, and no more on disk.
 CONFIG = """<clickhouse>
     <max_parts_cleaning_thread_pool_size>2</max_parts_cleaning_thread_pool_size>
     <mark_cache_size>67108864</mark_cache_size>
@@ -80,7 +80,9 @@ CONFIG = """<clickhouse>
     <background_merges_mutations_concurrency_ratio>1</background_merges_mutations_concurrency_ratio>
     <merge_tree>
         <min_free_disk_bytes_to_perform_insert>{free}</min_free_disk_bytes_to_perform_insert>
-        <max_cleanup_delay_period>60</max_cleanup_delay_period>
+        <cleanup_delay_period>5</cleanup_delay_period>
+        <cleanup_delay_period_random_add>2</cleanup_delay_period_random_add>
+        <max_cleanup_delay_period>10</max_cleanup_delay_period>
         <max_compress_block_size>131072</max_compress_block_size>
     </merge_tree>
 </clickhouse>

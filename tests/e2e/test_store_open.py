@@ -441,9 +441,11 @@ def test_an_engine_takes_little_memory_for_heaps_and_merges(url: str) -> None:
     """What was chosen is what it has: jemalloc and ClickHouse ignore what they do not know."""
     with open_store(url) as store, store.lease() as client:
         stats = str(client.command("SELECT stats FROM system.jemalloc_stats"))
-        setting = "SELECT value FROM system.merge_tree_settings WHERE name = 'max_compress_block_size'"
-        assert client.command(setting) == 128 << 10
-    for option in ("opt.narenas: 1", "opt.dirty_decay_ms: 500", 'opt.percpu_arena: "disabled"'):
+        wanted = {"max_compress_block_size": 128 << 10, "cleanup_delay_period": 5, "max_cleanup_delay_period": 10}
+        for name, value in wanted.items():
+            assert client.command(f"SELECT value FROM system.merge_tree_settings WHERE name = '{name}'") == value
+    heaps = ("opt.narenas: 1", "opt.dirty_decay_ms: 500", 'opt.percpu_arena: "disabled"')
+    for option in (*heaps, "opt.tcache_max: 1024", "opt.tcache_nslots_small_max: 32"):
         assert option in stats.replace("\\n", "\n"), stats[:3000]
 
 
