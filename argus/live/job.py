@@ -154,6 +154,8 @@ class Job:
     """Number and end of each rank's newest step."""
     over_since: float = 0.0
     """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
+    settled: bool = False
+    """Whether its last steps were stored: it is over, and nothing more is expected."""
 
     def counters(self) -> Tally[str]:
         """What was counted while its steps were made; none is a loss."""
@@ -252,6 +254,11 @@ class Job:
             if not self.by_marks:
                 return steps
         return self.marked.advance(until_ns, final=final)
+
+    def settle(self) -> None:
+        """Takes note that its last steps were stored, and gives back what they were made from."""
+        self.settled = True
+        self.tracker.forget_calls()
 
     def note_queues(self) -> None:
         """Takes for how long each rank's first thread has waited for a CPU so far. To be called as windows begin and

@@ -403,8 +403,8 @@ class _Handler(BaseHTTPRequestHandler):
             message = str(failure).replace(f"/* {mark} */ ", "").replace(*self.server.named)
             message = _POSITION.sub(lambda m: f"{m[1]}{max(1, int(m[2]) - len(mark) - 7)}", message)
             code = _CODE.search(message)
-            said = message.encode(errors="backslashreplace")  # it quotes the query, whose bytes need not be UTF-8
-            self._reply(500, said, X_ClickHouse_Exception_Code=code.group(1) if code else "1002")
+            body = message.encode(errors="backslashreplace")  # it quotes the query, whose bytes need not be UTF-8
+            self._reply(500, body, X_ClickHouse_Exception_Code=code.group(1) if code else "1002")
         else:
             self._reply(200, content, X_ClickHouse_Summary=json.dumps(summary))
         finally:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 TRIM_S = 60.0
@@ -29,12 +30,17 @@ _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ *(.*)", re.
 """The first line of a mapping in /proc/PID/smaps: addresses, rights, path."""
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    """Made once: each one brings a Python class of its own."""
+    return ctypes.CDLL(None)
+
+
 def settle() -> None:
     """Bounds what freed memory may hold back, from now on. Without glibc nothing happens."""
     with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_ARENA_MAX, ARENAS)
-        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+        _libc().mallopt(_M_ARENA_MAX, ARENAS)
+        _libc().mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
     if (pa := sys.modules.get("pyarrow")) is not None:
         pa.set_memory_pool(pa.system_memory_pool())  # its own allocator keeps 10 MB beside glibc's
 
@@ -44,7 +50,7 @@ def trim() -> None:
     if (pa := sys.modules.get("pyarrow")) is not None:
         pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        _libc().malloc_trim(0)
     unmap_unused()
 
 
@@ -57,10 +63,9 @@ def unmap_unused() -> None:
     """
     global _seen
     with contextlib.suppress(OSError, AttributeError, MemoryError):
-        libc = ctypes.CDLL(None)
         before, _seen = _seen, frozenset(_unchanged(Path("/proc/self/smaps").read_bytes()))
         for start, size, _ in before & _seen:
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
+            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
 _Mapping = tuple[int, int, bytes]

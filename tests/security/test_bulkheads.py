@@ -445,6 +445,7 @@ def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
     assert tracer._rows._parts_written == {("j", 1, rank) for rank in range(100)}
     for side in (tracer._gpu, tracer._stacks, tracer._kernels, tracer._probing):
         side.forget.assert_called_with(over)
+    assert over.settled
 
 
 # ---- who is traced

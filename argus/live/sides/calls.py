@@ -34,6 +34,9 @@ QUIET_FILL = 1 / 256
 """Below this fill level of the fullest ring few calls come."""
 KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
+SETTLED_S = 5.0
+"""After so long nothing more is expected of a job that is over: sooner than one is forgotten (``session_rows.OVER_S``).
+"""
 
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
@@ -120,11 +123,21 @@ class CallSide(Side):
     def work(self, now: float, *, final: bool = False) -> None:
         """Turns what the rings brought into rows and steps, and gives the GPU side its part."""
         self.seen_ns = self.drained_ns
+        for job in self._session.roster.jobs:
+            if job.over_since and now - job.over_since > SETTLED_S:
+                self.settle(job, now)
         if final or self._session.calls_come or self._gpu.collects or any(self._drained.values()):
             try:
                 self._gpu.feed_calls(self._work(now, final=final))
             finally:
                 self._gpu.feed_products(self._taken("math", records.MATH))
+
+    def settle(self, job: Job, now: float) -> None:
+        """Stores the last steps of a job that is over."""
+        if not job.settled:
+            with self._session.bulkheads.job(job):
+                self._steps.store(job, now, self.drained_ns, final=True)
+            job.settle()
 
     def _work(self, now: float, *, final: bool) -> NDArray[np.void]:
         """Returns the CUDA calls among what the rings brought."""
@@ -146,7 +159,7 @@ class CallSide(Side):
         with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
         for job in self._session.roster.jobs:
             members = {pid: member for pid, (its, member) in self._session.roster.by_pid.items() if its is job}
-            if not members and not final:
+            if not members and (not final or job.settled):
                 continue
             pids = np.array(sorted(members), np.uint32)
             ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
@@ -346,6 +359,10 @@ class CallSide(Side):
                 job.feed_marks(member, its_marks.take(late, ends_of_backward=member.target.has(TORCH_PYTHON)))
 
     # ---- the end
+
+    def forget(self, job: Job) -> None:
+        """Stores the last steps of a job that is over, if that was not done yet."""
+        self.settle(job, time.monotonic())
 
     def forget_processes(self, pids: list[int]) -> None:
         """Drops what is kept of processes that have ended."""

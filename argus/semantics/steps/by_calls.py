@@ -406,6 +406,13 @@ class StepTracker:
         parsed = [self._parse(state, ready[rank]) for rank, state in sorted(self._ranks.items())]
         return self._number(np.concatenate(parsed)) if parsed else np.empty(0, ITERATION)
 
+    def forget_calls(self) -> None:
+        """Gives back what calls are kept, up to 5 MB a rank. To be called after the ``final`` steps were taken: what is
+        fed later goes on from there."""
+        for state in self._ranks.values():
+            state.dropped += len(state.calls)
+            state.calls = state.room = np.empty(0, _CALL)
+
     def _detect(self, state: _Rank, ready: int, final: bool) -> None:
         """Locks the rank onto a period where it has none, or where its own no longer fits."""
         position = state.dropped + ready

@@ -353,6 +353,29 @@ def test_a_rank_that_was_lined_up_wrongly_is_counted_anew(wrong: tuple[int, ...]
         assert kept[1][0] == kept[0][-1] + 1, "of those who were right nothing changes"
 
 
+def test_steps_go_on_where_they_were_when_calls_were_given_back() -> None:
+    """A job that seemed to be over was not."""
+    job = simulate(steps=60)
+    groups, _, _ = analyse(job)
+    tracker = StepTracker()
+    tracker.align(groups)
+    cut = int(job.boundaries[30].max()) + 1
+    found = []
+    for low, high in ((0, cut), (cut, 1 << 62)):
+        for rank in job.ranks:
+            parts = [a[(a["ts_ns"] >= low) & (a["ts_ns"] < high)] for a in (rank.launches, rank.collectives)]
+            tracker.feed(rank.rank, *parts)
+        found.append(tracker.advance(final=True))
+        tracker.forget_calls()
+        assert tracker.advance(final=True).size == 0
+        assert sum(rank.room.nbytes for rank in tracker._ranks.values()) == 0
+    steps = np.concatenate(found)
+    sane(steps)
+    assert len(set((true_steps(job, steps) - steps["step"]).tolist())) == 1
+    # The step in which they were given back has no begin any more.
+    assert all((steps["rank"] == rank.rank).sum() >= 55 for rank in job.ranks)
+
+
 @pytest.mark.parametrize("moved", [0, 1000])
 def test_a_changed_program_goes_on_counting(moved: int) -> None:
     before, after = simulate(steps=40, seed=3), simulate(steps=60, program=ddp(layers=6, kernels=3), seed=3)
