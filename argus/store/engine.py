@@ -64,12 +64,13 @@ COMPILE_NOTHING = "compile_expressions=0&compile_aggregate_expressions=0&compile
 diagnosis, of 8 ranks and of 512."""
 
 # chdb starts 128 threads the first time that it removes parts, which keep 20 MB and more, and lets parts that were
-# merged into others (400 a minute of one tracer, 20 to 30 KB each) stay for up to 5 minutes: ten seconds are enough,
-# and cost no more. Its caches may hold 5 GB each. Threads and parts can be set in a file only (``scripts/bench
-# memory``). What conditions select is not remembered: an entry takes 400 bytes and not the 64 that are counted, and a
-# diagnosis that goes on asks 400 times a minute, never twice the same. The two threads would have four merges under
-# way. One took 18 to 44 MB even of small parts (``system.merges``), since each column that is written has a buffer as
-# large as a compressed block may be, 1 MB: with 128 KiB it takes 5 to 22, and no more on disk.
+# merged into others (400 a minute of one tracer, 20 to 30 KB each) stay for up to 5 minutes. They have to stay until
+# the kernel has written the new one, which is not synchronised, to the disk: some 35 s (vm.dirty_expire_centisecs). Its
+# caches may hold 5 GB each. Threads and parts can be set in a file only (``scripts/bench memory``). What conditions
+# select is not remembered: an entry takes 400 bytes and not the 64 that are counted, and a diagnosis that goes on asks
+# 400 times a minute, never twice the same. The two threads would have four merges under way. One took 18 to 44 MB even
+# of small parts (``system.merges``), since each column that is written has a buffer as large as a compressed block may
+# be, 1 MB: with 128 KiB it takes 5 to 22, and no more on disk.
 CONFIG = """<clickhouse>
     <max_parts_cleaning_thread_pool_size>2</max_parts_cleaning_thread_pool_size>
     <mark_cache_size>67108864</mark_cache_size>
@@ -80,6 +81,7 @@ CONFIG = """<clickhouse>
     <background_merges_mutations_concurrency_ratio>1</background_merges_mutations_concurrency_ratio>
     <merge_tree>
         <min_free_disk_bytes_to_perform_insert>{free}</min_free_disk_bytes_to_perform_insert>
+        <old_parts_lifetime>45</old_parts_lifetime>
         <cleanup_delay_period>5</cleanup_delay_period>
         <cleanup_delay_period_random_add>2</cleanup_delay_period_random_add>
         <max_cleanup_delay_period>10</max_cleanup_delay_period>
@@ -392,7 +394,10 @@ class _Handler(BaseHTTPRequestHandler):
                 text, n = re.subn(r"(?i)\bFORMAT\s+(\w+)\s*\Z", rf"FROM INFILE '/proc/self/fd/{spool}' FORMAT \1", text)
                 if not n:
                     raise ValueError("Code: 62. DB::Exception: Rows were sent with a statement that has no FORMAT")
-            result = handle.query(f"/* {mark} */ {text}", default_format, params=params)
+            statement: Any = f"/* {mark} */ {text}"
+            if not _is_utf8(sql):  # a string may hold any bytes
+                statement = statement.encode("utf-8", "surrogateescape")
+            result = handle.query(statement, default_format, params=params)
             if data is not None:
                 with self.server.guard:
                     self.server.bytes += len(data)  # until it is measured again: the bound holds meanwhile, too
@@ -401,6 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as failure:
             # Positions count from the user's own text, not from our comment before it.
             message = str(failure).replace(f"/* {mark} */ ", "").replace(*self.server.named)
+            message = message or "the query is refused; why is not known, since it is not UTF-8"  # chdb drops the text
             message = _POSITION.sub(lambda m: f"{m[1]}{max(1, int(m[2]) - len(mark) - 7)}", message)
             code = _CODE.search(message)
             body = message.encode(errors="backslashreplace")  # it quotes the query, whose bytes need not be UTF-8
@@ -411,6 +417,14 @@ class _Handler(BaseHTTPRequestHandler):
             if spool >= 0:
                 os.close(spool)
             handle.close()
+
+
+def _is_utf8(sql: bytes) -> bool:
+    try:
+        sql.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def serve(folder: Path, starter: str, ready: int) -> None:

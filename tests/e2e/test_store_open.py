@@ -236,7 +236,7 @@ def engine_connection(folder: Path) -> Iterator[http.client.HTTPConnection]:
     """A connection of its own to a store's engine."""
     connection = http.client.HTTPConnection("argus")
     connection.sock = socket.socket(socket.AF_UNIX)
-    with engine.socket_address(folder) as address:
+    with engine.engine.socket_address(folder) as address:
         connection.sock.connect(address)
     with contextlib.closing(connection):
         yield connection
@@ -441,12 +441,34 @@ def test_an_engine_takes_little_memory_for_heaps_and_merges(url: str) -> None:
     """What was chosen is what it has: jemalloc and ClickHouse ignore what they do not know."""
     with open_store(url) as store, store.lease() as client:
         stats = str(client.command("SELECT stats FROM system.jemalloc_stats"))
-        wanted = {"max_compress_block_size": 128 << 10, "cleanup_delay_period": 5, "max_cleanup_delay_period": 10}
+        wanted = {
+            "max_compress_block_size": 128 << 10,
+            "old_parts_lifetime": 45,
+            "cleanup_delay_period": 5,
+            "max_cleanup_delay_period": 10,
+        }
         for name, value in wanted.items():
             assert client.command(f"SELECT value FROM system.merge_tree_settings WHERE name = '{name}'") == value
     heaps = ("opt.narenas: 1", "opt.dirty_decay_ms: 500", 'opt.percpu_arena: "disabled"')
     for option in (*heaps, "opt.tcache_max: 1024", "opt.tcache_nslots_small_max: 32"):
         assert option in stats.replace("\\n", "\n"), stats[:3000]
+
+
+def test_a_query_may_hold_any_bytes(url: str, tmp_path: Path) -> None:
+    with open_store(url) as store, store.lease():
+        folder = tmp_path / "store"
+        assert asked_plainly(folder, b"SELECT hex('\x9e')").endswith(b"\r\n\r\n9E\n")
+        refused = asked_plainly(folder, b"SELECT 1 FRM \x9e X")
+        assert refused.startswith(b"HTTP/1.1 500 ")
+        assert refused.endswith(b"the query is refused; why is not known, since it is not UTF-8")
+
+
+def asked_plainly(folder: Path, sql: bytes) -> bytes:
+    """The engine's answer to a request that the driver would not make."""
+    with socket.socket(socket.AF_UNIX) as connection, engine.socket_address(folder) as address:
+        connection.connect(address)
+        connection.sendall(b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(sql) + sql)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
 def test_an_engine_loads_chdb_alone(url: str, tmp_path: Path) -> None:
