@@ -136,29 +136,37 @@ def test_two_jobs_of_one_name_are_kept_apart(store_url: str) -> None:
     assert sorted(members) == sorted([sorted(small.pids), sorted(large.pids)])
 
 
-def test_the_last_steps_of_a_job_that_is_over_are_stored_while_others_go_on(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They were when the trace ended, and never of a job that was forgotten before."""
+def test_the_last_steps_of_a_job_that_is_over_are_stored_while_others_go_on(store_url: str, tmp_path: Path) -> None:
+    """They were when the trace ended, and never of a job that was forgotten before. Their GPU times are, too."""
     from run import Job
 
-    monkeypatch.setattr("argus.live.sides.calls.SETTLED_S", 0.5)
     ends = "SELECT rank, max(toUnixTimestamp64Nano(ts) + duration_ns) AS ns FROM iterations WHERE job = 'short'"
     calls = "SELECT rank, max(toUnixTimestamp64Nano(ts)) AS ns FROM collectives WHERE job = 'short'"
-    with Job(1, env={"JOB_NAME": "stays"}) as stays, Job(2, ["--steps", "60"], env={"JOB_NAME": "short"}) as short:
+    newest = "SELECT rank, max(step) AS step FROM {} WHERE job = 'short'"
+    by_rank = " GROUP BY rank ORDER BY rank"
+    go = tmp_path / "go"
+    short_args = ["--steps", "40", "--go", str(go)]
+    with (
+        Job(1, env={"JOB_NAME": "stays"}) as stays,
+        Job(2, short_args, env={"JOB_NAME": "short"}, cupti=True) as short,
+    ):
         wait_for_cuda(stays.pids + short.pids)
         with tracing(store_url, pids=(*stays.pids, *short.pids)) as tracer:
             (job,) = [job for job in tracer.jobs if job.name == "short"]
+            go.touch()
             poll_until(tracer, lambda: bool(job.over_since), what="the end of the job")
             kept = [len(rank.room) for rank in job.tracker._ranks.values()]
             poll_until(tracer, lambda: job.settled, what="its last steps")
             assert [len(rank.room) for rank in job.tracker._ranks.values()] == [0, 0], kept
             tracer.session.writer.flush()
             with open_store(store_url) as store:
-                found = [query(store, f"{each} GROUP BY rank ORDER BY rank").to_pylist() for each in (ends, calls)]
+                found = [query(store, each + by_rank).to_pylist() for each in (ends, calls)]
     assert found[0] == found[1], "a step ends with its last collective"
     assert [row["rank"] for row in found[0]] == [0, 1]
     assert min(kept) > 0
+    with open_store(store_url) as store:
+        of_gpus = query(store, newest.format("gpu_steps") + by_rank).to_pylist()
+        assert of_gpus == query(store, newest.format("iterations") + by_rank).to_pylist()
 
 
 def test_a_target_that_is_gone_before_it_is_probed_is_reported(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

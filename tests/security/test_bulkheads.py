@@ -436,6 +436,26 @@ def test_detectors_that_failed_are_in_the_coverage_of_their_job(tracer: Any) -> 
     assert (rows["bad"]["detectors_failed"], rows["good"]["detectors_failed"]) == (3, 0)
 
 
+def test_a_job_whose_last_steps_fail_costs_no_other(tracer: Any) -> None:
+    over = [Job("bad", 1), Job("good", 1)]
+    tracer.session.roster.jobs = over
+    stored: list[tuple[str, bool]] = []
+
+    def store(job: Job, now: float, drained_ns: int, *, final: bool) -> None:
+        stored.append((job.name, final))
+        if job.name == "bad":
+            raise ValueError("a planted fault")
+
+    tracer._calls._steps.store = store
+    for job in over:
+        job.over_since = 1.0
+    for now in (1.1, 2.0, 3.0):
+        tracer._calls.work(now)
+    assert stored == [("bad", True), ("good", True)], "once, and not at once"
+    assert tracer.bulkheads.counters == {"job_turns_failed": 1}
+    assert all(job.settled for job in over)
+
+
 def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
     over = Job("over", 3)
     for rank in range(100):

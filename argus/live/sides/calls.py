@@ -34,9 +34,9 @@ QUIET_FILL = 1 / 256
 """Below this fill level of the fullest ring few calls come."""
 KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
-SETTLED_S = 5.0
-"""After so long nothing more is expected of a job that is over: sooner than one is forgotten (``session_rows.OVER_S``).
-"""
+SETTLED_S = 0.5
+"""After so long nothing more is expected of a job that is over. Its GPU times want its last steps before they end
+(``gpu_times.LINGER_S``)."""
 
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])

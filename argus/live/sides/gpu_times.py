@@ -41,7 +41,7 @@ AGAIN_S = 1.0
 STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
 LINGER_S = 3.0
-"""How long after its end a process's last records are waited for."""
+"""How long after its end a process's last records, and the last steps of its job, are waited for."""
 SETTLE_S = 2.0
 """How long "not armed" may be only the first answer."""
 UNARMED_S = 0.5
@@ -321,6 +321,12 @@ class GpuSide(Side):
                     self._work_on(process, cuda, now, now_ns, final=final)
         self._processes = [each for each in self._processes if not each.over or each.member is not None]
 
+    @staticmethod
+    def _has_last_steps(process: GpuProcess, now: float) -> bool:
+        """Whether no step of a process that has ended is expected any more."""
+        settled = process.job is not None and process.job.settled
+        return settled or now > process.ended_at + LINGER_S
+
     def _work_on(self, process: GpuProcess, cuda: NDArray[np.void], now: float, now_ns: int, *, final: bool) -> None:
         program = process.program
         if program is not None and process.member is not None:
@@ -333,9 +339,9 @@ class GpuSide(Side):
             self._rows.write_fetched(process, program, in_order, now_ns)
             if gone or final:
                 self._rows.write_ready(process, program, program.correlator.flush())
-            if final or (gone and process.ended_at):
+            if final or (gone and process.ended_at and self._has_last_steps(process, now)):
                 self._end(process)
-            elif gone and not self._stopping:
+            elif gone and not process.ended_at and not self._stopping:
                 self._begin_again(process, now)
         elif final or (program is None and process.ended_at and now > process.ended_at + LINGER_S):
             self._end(process)

@@ -192,6 +192,22 @@ def test_a_job_without_end_begins_a_new_run(roster: Roster, monkeypatch: pytest.
     assert "sweep has had 10 processes: a new run" in roster._session.notes
 
 
+def test_a_job_that_seemed_to_be_over_goes_on(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("argus.live.roster.parent_of", lambda pid: 0)
+    for rank in range(2):
+        identity = Identity(rank, 2, rank, "train", "torchrun", uid=5)
+        target: Any = SimpleNamespace(
+            pid=rank + 1, close=lambda: None, libraries=[], identity=identity, alive=lambda: False
+        )
+        job, _ = roster._adopt(target)
+        assert (job.over_since, job.settled) == (0.0, False)
+        if rank == 0:
+            leave(roster, 1)
+            job.settle()
+            assert job.over_since
+    assert roster.jobs == [job]
+
+
 # ---- what it costs to look
 
 
