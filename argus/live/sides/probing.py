@@ -219,7 +219,7 @@ class ProbingSide(Side):
 
     def _needs_pulse(self, job: Job) -> bool:
         """Whether a job's steps cannot be inferred from its sequence of calls any more: of some only parts are seen."""
-        if id(job) in self._jobs:
+        if id(job) in self._jobs or job.over_since:
             return False
         return "collectives" in self.plan.windowed or ("launches" in self.plan.windowed and job.by_calls)
 
@@ -264,7 +264,7 @@ class ProbingSide(Side):
         alone = {call for call in self.pulses - self._session.probes.pulse if not self._probed_anyway(call)}
         self._of_pulse = bool(alone) and self._turn % HEAVY_TURN != 0
         self._turn += 1
-        searching = any(state.pulse is None for _, state in self._jobs.values())
+        searching = any(state.pulse is None and not job.over_since for job, state in self._jobs.values())
         length = min(self.plan.length_s * 2 ** (min(self._failed, 6) if searching else 0), LONGEST_WINDOW_S)
         period = length / self.plan.duty
         if self._of_pulse:
@@ -286,7 +286,8 @@ class ProbingSide(Side):
             if state is None:
                 continue
             if state.pulse is None:
-                state.searched = _Searched(self._window.begin_ns)
+                # Of one that is over nothing comes: none would be found, and windows would grow.
+                state.searched = None if job.over_since else _Searched(self._window.begin_ns)
             elif not state.spans or state.spans[-1][1]:
                 self._begin_span(job, state, self._window.begin_ns)
 

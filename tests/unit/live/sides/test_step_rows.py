@@ -131,3 +131,35 @@ def test_a_job_that_begins_after_backward_passes_are_seen_in_windows_has_steps()
     assert len(stored) == 5 * 9
     assert {row["duration_ns"] for row in stored} == {STEP_MS * MS}
     assert stored[-1]["step"] - stored[0]["step"] == pytest.approx(168, abs=1)
+
+
+def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> None:
+    """They do for one that runs, in which none is found."""
+    lengths: dict[bool, list[float]] = {}
+    for over in (False, True):
+        session = a_session()
+        opened = lengths.setdefault(over, [])
+
+        def open_window(_subjects: Any, length: float, _only: Any, opened: list[float] = opened) -> Any:
+            opened.append(length)
+            return SimpleNamespace(begin_ns=len(opened) * 10**9, end_ns=0, subjects=("collectives",), hits=0)
+
+        session.probes = SimpleNamespace(
+            probed=set(), refused={}, pulse=set(), open_window=open_window, entry_prices=lambda: np.zeros(256)
+        )
+        side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
+        side.plan = Plan((Rung.COLLECTIVES,), duty=0.25, length_s=0.02, period_s=0.08)
+        job = Job("job", 1, by_marks=False)
+        session.roster.jobs.append(job)
+        side._begin_search(job, 0, 1)
+        side._jobs[id(job)][1].searched = None
+        job.over_since = float(over)
+        for turn in range(4):
+            side._due = 0.0
+            side.poll(float(turn))
+            assert side._window is not None
+            side._window.end_ns = side._window.begin_ns + 10**7
+            side._end_window(side._window, session.roster.jobs)
+            side.find_pulses(1 << 62)
+    assert lengths[True] == [0.02] * 4
+    assert lengths[False] == [0.02, 0.04, 0.08, 0.16]
