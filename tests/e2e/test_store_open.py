@@ -454,6 +454,25 @@ def test_an_engine_takes_little_memory_for_heaps_and_merges(url: str) -> None:
         assert option in stats.replace("\\n", "\n"), stats[:3000]
 
 
+def test_rows_outlive_a_crash_before_what_they_were_merged_into_is_on_the_disk(url: str, tmp_path: Path) -> None:
+    """The crash is simulated: the engine is killed, and the files of the merged part are empty."""
+    with open_store(url) as store:
+        with store.lease() as client:
+            client.command("CREATE TABLE t (a UInt64) ENGINE = MergeTree ORDER BY a")
+            for number in range(5):
+                client.command(f"INSERT INTO t SELECT number + {1000 * number} FROM numbers(1000)")
+            client.command("OPTIMIZE TABLE t FINAL")
+            path = str(client.command("SELECT path FROM system.parts WHERE table = 't' AND active"))
+            merged = tmp_path / "store" / path.partition("/fd/")[2].partition("/")[2]
+        time.sleep(13.0)  # parts are removed every 5 to 12 s
+        os.kill(engine_pid(tmp_path / "store"), signal.SIGKILL)
+        assert wait_until(lambda: store._anchor is not None and not open_module._alive(store._anchor))
+        for file in merged.iterdir():
+            file.write_bytes(b"")
+        with store.lease() as client:
+            assert client.query("SELECT count(), uniqExact(a) FROM t").result_rows == [(5000, 5000)]
+
+
 def test_a_query_may_hold_any_bytes(url: str, tmp_path: Path) -> None:
     with open_store(url) as store, store.lease():
         folder = tmp_path / "store"
