@@ -9,6 +9,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -38,13 +39,19 @@ Walk = Callable[[NDArray[np.uint8], NDArray[np.void]], tuple[NDArray[np.uint32],
 """A buffer and a table of layouts -> the places of its records, and bytes that could not be read."""
 
 
+@cache
+def _helper(path: str) -> ctypes.CDLL:
+    """Loaded once: each CDLL brings a Python class of its own."""
+    return ctypes.CDLL(path)
+
+
 def load_walk() -> Walk:
     """The helper's own walk over a buffer, for buffers that it did not live to walk.
 
     Raises:
         ArgusError, OSError, AttributeError: The helper is not compiled, or is no library of this machine.
     """
-    function = ctypes.CDLL(str(build.library())).argus_cupti_walk
+    function = _helper(str(build.library())).argus_cupti_walk
     function.restype = ctypes.c_uint32
     function.argtypes = [
         *(ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32),
@@ -68,7 +75,7 @@ def load_claim() -> Callable[[int], int]:
     Raises:
         ArgusError, OSError, AttributeError: As ``load_walk``.
     """
-    function = ctypes.CDLL(str(build.library())).argus_cupti_claim
+    function = _helper(str(build.library())).argus_cupti_claim
     function.restype = ctypes.c_uint32
     function.argtypes = [ctypes.c_void_p]
     return cast("Callable[[int], int]", function)
