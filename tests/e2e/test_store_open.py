@@ -236,7 +236,7 @@ def engine_connection(folder: Path) -> Iterator[http.client.HTTPConnection]:
     """A connection of its own to a store's engine."""
     connection = http.client.HTTPConnection("argus")
     connection.sock = socket.socket(socket.AF_UNIX)
-    with engine.engine.socket_address(folder) as address:
+    with engine.socket_address(folder) as address:
         connection.sock.connect(address)
     with contextlib.closing(connection):
         yield connection
@@ -474,20 +474,14 @@ def test_rows_outlive_a_crash_before_what_they_were_merged_into_is_on_the_disk(u
 
 
 def test_a_query_may_hold_any_bytes(url: str, tmp_path: Path) -> None:
-    with open_store(url) as store, store.lease():
-        folder = tmp_path / "store"
-        assert asked_plainly(folder, b"SELECT hex('\x9e')").endswith(b"\r\n\r\n9E\n")
-        refused = asked_plainly(folder, b"SELECT 1 FRM \x9e X")
-        assert refused.startswith(b"HTTP/1.1 500 ")
-        assert refused.endswith(b"the query is refused; why is not known, since it is not UTF-8")
-
-
-def asked_plainly(folder: Path, sql: bytes) -> bytes:
-    """The engine's answer to a request that the driver would not make."""
-    with socket.socket(socket.AF_UNIX) as connection, engine.socket_address(folder) as address:
-        connection.connect(address)
-        connection.sendall(b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(sql) + sql)
-        return b"".join(iter(lambda: connection.recv(4096), b""))
+    with open_store(url) as store, store.lease(), engine_connection(tmp_path / "store") as connection:
+        answers = []
+        for sql in (b"SELECT hex('\x9e')", b"SELECT 1 FRM \x9e X"):
+            connection.request("POST", "/", sql)
+            answer = connection.getresponse()
+            answers.append((answer.status, answer.read()))
+    assert answers[0] == (200, b"9E\n")
+    assert answers[1] == (500, b"the query is refused; why is not known, since it is not UTF-8")
 
 
 def test_an_engine_loads_chdb_alone(url: str, tmp_path: Path) -> None:
