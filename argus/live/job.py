@@ -154,7 +154,7 @@ class Job:
     """Number and end of each rank's newest step."""
     over_since: float = 0.0
     """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
-    settled: bool = False
+    finished: bool = False
     """Whether its last steps were stored: it is over, and nothing more is expected."""
 
     def counters(self) -> Tally[str]:
@@ -255,9 +255,9 @@ class Job:
                 return steps
         return self.marked.advance(until_ns, final=final)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Takes note that its last steps were stored, and gives back what they were made from."""
-        self.settled = True
+        self.finished = True
         self.tracker.forget_calls()
 
     def note_queues(self) -> None:

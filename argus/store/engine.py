@@ -64,7 +64,7 @@ COMPILE_NOTHING = "compile_expressions=0&compile_aggregate_expressions=0&compile
 diagnosis, of 8 ranks and of 512."""
 
 # chdb starts 128 threads the first time that it removes parts, which keep 20 MB and more, and lets parts that were
-# merged into others (400 a minute of one tracer, 20 to 30 KB each) stay for up to 5 minutes. They have to stay until
+# merged into others (400 a minute of one tracer, 16 KB each) stay for up to 5 minutes. They have to stay until
 # the kernel has written the new one, which is not synchronised, to the disk: some 35 s (vm.dirty_expire_centisecs). Its
 # caches may hold 5 GB each. Threads and parts can be set in a file only (``scripts/bench memory``). What conditions
 # select is not remembered: an entry takes 400 bytes and not the 64 that are counted, and a diagnosis that goes on asks

@@ -12,8 +12,9 @@ import contextlib
 import ctypes
 import re
 import sys
-from functools import cache
 from pathlib import Path
+
+from argus.system.syscalls import libc
 
 TRIM_S = 60.0
 """How often ``trim`` is worth its few milliseconds."""
@@ -30,17 +31,11 @@ _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ *(.*)", re.
 """The first line of a mapping in /proc/PID/smaps: addresses, rights, path."""
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    """Made once: each one brings a Python class of its own."""
-    return ctypes.CDLL(None)
-
-
 def settle() -> None:
     """Bounds what freed memory may hold back, from now on. Without glibc nothing happens."""
     with contextlib.suppress(OSError, AttributeError):
-        _libc().mallopt(_M_ARENA_MAX, ARENAS)
-        _libc().mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+        libc().mallopt(_M_ARENA_MAX, ARENAS)
+        libc().mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
     if (pa := sys.modules.get("pyarrow")) is not None:
         pa.set_memory_pool(pa.system_memory_pool())  # its own allocator keeps 10 MB beside glibc's
 
@@ -50,7 +45,7 @@ def trim() -> None:
     if (pa := sys.modules.get("pyarrow")) is not None:
         pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):
-        _libc().malloc_trim(0)
+        libc().malloc_trim(0)
     unmap_unused()
 
 
@@ -65,7 +60,7 @@ def unmap_unused() -> None:
     with contextlib.suppress(OSError, AttributeError, MemoryError):
         before, _seen = _seen, frozenset(_unchanged(Path("/proc/self/smaps").read_bytes()))
         for start, size, _ in before & _seen:
-            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
+            libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
 _Mapping = tuple[int, int, bytes]

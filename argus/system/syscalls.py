@@ -21,7 +21,7 @@ def system_call(numbers: dict[str, int], *arguments: Any) -> int:
     Raises:
         OSError: It failed.
     """
-    result = int(_libc().syscall(numbers[platform.machine()], *arguments))
+    result = int(libc().syscall(numbers[platform.machine()], *arguments))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -35,7 +35,8 @@ def bpf(command: int, attributes: bytes) -> int:
 
 
 @cache
-def _libc() -> ctypes.CDLL:
+def libc() -> ctypes.CDLL:
+    """The C library, loaded once: each CDLL brings a Python class of its own."""
     library = ctypes.CDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
     return library

@@ -464,7 +464,9 @@ def test_rows_outlive_a_crash_before_what_they_were_merged_into_is_on_the_disk(u
             client.command("OPTIMIZE TABLE t FINAL")
             path = str(client.command("SELECT path FROM system.parts WHERE table = 't' AND active"))
             merged = tmp_path / "store" / path.partition("/fd/")[2].partition("/")[2]
-        time.sleep(13.0)  # parts are removed every 5 to 12 s
+        time.sleep(
+            13.0
+        )  # a table is cleaned 5 to 12 s after the last time (CONFIG): once, at least, and nothing tells when
         os.kill(engine_pid(tmp_path / "store"), signal.SIGKILL)
         assert wait_until(lambda: store._anchor is not None and not open_module._alive(store._anchor))
         for file in merged.iterdir():

@@ -156,7 +156,7 @@ def test_the_last_steps_of_a_job_that_is_over_are_stored_while_others_go_on(stor
             go.touch()
             poll_until(tracer, lambda: bool(job.over_since), what="the end of the job")
             kept = [len(rank.room) for rank in job.tracker._ranks.values()]
-            poll_until(tracer, lambda: job.settled, what="its last steps")
+            poll_until(tracer, lambda: job.finished, what="its last steps")
             assert [len(rank.room) for rank in job.tracker._ranks.values()] == [0, 0], kept
             tracer.session.writer.flush()
             with open_store(store_url) as store:

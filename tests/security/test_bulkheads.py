@@ -453,7 +453,7 @@ def test_a_job_whose_last_steps_fail_costs_no_other(tracer: Any) -> None:
         tracer._calls.work(now)
     assert stored == [("bad", True), ("good", True)], "once, and not at once"
     assert tracer.bulkheads.counters == {"job_turns_failed": 1}
-    assert all(job.settled for job in over)
+    assert all(job.finished for job in over)
 
 
 def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
@@ -465,7 +465,7 @@ def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
     assert tracer._rows._parts_written == {("j", 1, rank) for rank in range(100)}
     for side in (tracer._gpu, tracer._stacks, tracer._kernels, tracer._probing):
         side.forget.assert_called_with(over)
-    assert over.settled
+    assert over.finished
 
 
 # ---- who is traced

@@ -11,7 +11,8 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from functools import cache
+
+from argus.system.syscalls import libc
 
 _TIME_ERROR = 5
 """What ``ntp_gettime`` returns (TIME_ERROR of sys/timex.h) while nothing disciplines the clock."""
@@ -26,16 +27,11 @@ class _NtpTime(ctypes.Structure):
     ]
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
 def wall_error_ns() -> int:
     """By how much the wall clock of this host may be off, as its kernel says; ns, -1: not known."""
     try:
         ntp = _NtpTime()
-        state = _libc().ntp_gettime(ctypes.byref(ntp))
+        state = libc().ntp_gettime(ctypes.byref(ntp))
     except (OSError, AttributeError):
         return -1
     return -1 if state < 0 or state == _TIME_ERROR else int(ntp.maxerror) * 1000

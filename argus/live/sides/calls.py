@@ -34,7 +34,7 @@ QUIET_FILL = 1 / 256
 """Below this fill level of the fullest ring few calls come."""
 KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
-SETTLED_S = 0.5
+FINISHED_S = 0.5
 """After so long nothing more is expected of a job that is over. Its GPU times want its last steps before they end
 (``gpu_times.LINGER_S``)."""
 
@@ -124,20 +124,20 @@ class CallSide(Side):
         """Turns what the rings brought into rows and steps, and gives the GPU side its part."""
         self.seen_ns = self.drained_ns
         for job in self._session.roster.jobs:
-            if job.over_since and now - job.over_since > SETTLED_S:
-                self.settle(job, now)
+            if job.over_since and now - job.over_since > FINISHED_S:
+                self._finish(job, now)
         if final or self._session.calls_come or self._gpu.collects or any(self._drained.values()):
             try:
                 self._gpu.feed_calls(self._work(now, final=final))
             finally:
                 self._gpu.feed_products(self._taken("math", records.MATH))
 
-    def settle(self, job: Job, now: float) -> None:
+    def _finish(self, job: Job, now: float) -> None:
         """Stores the last steps of a job that is over."""
-        if not job.settled:
+        if not job.finished:
             with self._session.bulkheads.job(job):
                 self._steps.store(job, now, self.drained_ns, final=True)
-            job.settle()
+            job.finish()
 
     def _work(self, now: float, *, final: bool) -> NDArray[np.void]:
         """Returns the CUDA calls among what the rings brought."""
@@ -159,7 +159,7 @@ class CallSide(Side):
         with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
         for job in self._session.roster.jobs:
             members = {pid: member for pid, (its, member) in self._session.roster.by_pid.items() if its is job}
-            if not members and (not final or job.settled):
+            if not members and (not final or job.finished):
                 continue
             pids = np.array(sorted(members), np.uint32)
             ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
@@ -362,7 +362,7 @@ class CallSide(Side):
 
     def forget(self, job: Job) -> None:
         """Stores the last steps of a job that is over, if that was not done yet."""
-        self.settle(job, time.monotonic())
+        self._finish(job, time.monotonic())
 
     def forget_processes(self, pids: list[int]) -> None:
         """Drops what is kept of processes that have ended."""

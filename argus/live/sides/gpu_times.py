@@ -324,8 +324,8 @@ class GpuSide(Side):
     @staticmethod
     def _has_last_steps(process: GpuProcess, now: float) -> bool:
         """Whether no step of a process that has ended is expected any more."""
-        settled = process.job is not None and process.job.settled
-        return settled or now > process.ended_at + LINGER_S
+        finished = process.job is not None and process.job.finished
+        return finished or now > process.ended_at + LINGER_S
 
     def _work_on(self, process: GpuProcess, cuda: NDArray[np.void], now: float, now_ns: int, *, final: bool) -> None:
         program = process.program

@@ -22,8 +22,7 @@ class _Handle:
     """An engine that refuses what holds an X. Like chdb's, it takes text that is UTF-8, or bytes."""
 
     def query(self, asked: str | bytes, *_: Any, **__: Any) -> Any:
-        text = asked.decode("utf-8", "surrogateescape") if isinstance(asked, bytes) else asked
-        text.encode() if isinstance(asked, str) else None
+        text = asked.decode("utf-8", "surrogateescape") if isinstance(asked, bytes) else asked.encode().decode()
         if "X" in text:
             raise RuntimeError(f"Code: 62. DB::Exception: Syntax error: position 9: {text[:50]}. (SYNTAX_ERROR)")
         return SimpleNamespace(bytes=lambda: b"1\n", rows_read=lambda: 1)

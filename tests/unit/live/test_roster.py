@@ -200,10 +200,10 @@ def test_a_job_that_seemed_to_be_over_goes_on(roster: Roster, monkeypatch: pytes
             pid=rank + 1, close=lambda: None, libraries=[], identity=identity, alive=lambda: False
         )
         job, _ = roster._adopt(target)
-        assert (job.over_since, job.settled) == (0.0, False)
+        assert (job.over_since, job.finished) == (0.0, False)
         if rank == 0:
             leave(roster, 1)
-            job.settle()
+            job.finish()
             assert job.over_since
     assert roster.jobs == [job]
 

@@ -53,8 +53,8 @@ def test_only_what_a_file_gives_back_is_let_go(other: bytes, given_back: bool) -
 def test_what_has_just_come_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is being loaded is all code for a moment, before its data is put there."""
     let_go: list[int] = []
-    libc = SimpleNamespace(madvise=lambda start, size, advice: let_go.append(start.value))
-    monkeypatch.setattr(memory, "_libc", lambda: libc)
+    fake = SimpleNamespace(madvise=lambda start, size, advice: let_go.append(start.value))
+    monkeypatch.setattr(memory, "libc", lambda: fake)
     monkeypatch.setattr(memory, "_seen", frozenset())
     for looks in (1, 2, 3):
         there = mapping(1, b"r-xp", LIB) + (mapping(9, b"r-xp", b"/usr/lib/new.so") if looks == 2 else b"")

@@ -345,7 +345,7 @@ def test_launches_that_nothing_answers_are_bounded(made: list[FakeCollector], mo
         session.go(1.0, launched)
     session.job.members[77].state = "exited"
     made[0].end("the process ended")
-    session.job.settled = True
+    session.job.finished = True
     session.go()
     assert session.side.counters()["gpu_launches_unanswered"] == (300, True)
 
@@ -457,7 +457,7 @@ def test_a_process_that_ends_gives_its_last_records(made: list[FakeCollector]) -
     session.go()
     session.go()
     assert not session.side._processes[0].over, "the last steps of its job may come"
-    session.job.settled = True
+    session.job.finished = True
     session.go()
     assert len(session.rows["gpu_usage"]) == 1
     assert made[0].closed
