@@ -446,6 +446,8 @@ class Job:
             self.recent[rank] = calls[~np.isin(calls["comm"], [comm for each, comm in gone if each == rank])]
         kept = [key not in gone for key in zip(self.placed["rank"].tolist(), self.placed["comm"].tolist(), strict=True)]
         self.placed = self.placed[kept]
+        # What was said of them stays as it is, whatever has their addresses next.
+        self.mesh = [replace(group, provisional=group.provisional and not group.handles & gone) for group in self.mesh]
 
     def drop_marks(self) -> None:
         """Goes on without marks: steps are found by calls, and go on counting."""

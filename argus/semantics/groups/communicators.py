@@ -445,9 +445,17 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
 
 
 def _join(
-    members: list[_Calls], known: dict[tuple[int, int], _Row], size: int, several: bool
+    members: list[_Calls],
+    known: dict[tuple[int, int], _Row],
+    size: int,
+    *,
+    several: bool = False,
+    together: bool = False,
 ) -> list[dict[tuple[int, int], _Row]]:
-    """Groups among handles with equal call sequences, one handle a rank, lined up against a reference."""
+    """Groups among handles with equal call sequences, one handle a rank, lined up against a reference.
+
+    ``together``: they are known to be one communicator, whenever each was seen to call.
+    """
     groups = []
     left = members
     while left:
@@ -457,12 +465,12 @@ def _join(
         inside = np.ones(len(others), np.bool_)
         if several or 0 < size < len(left):
             inside = _together([fit.cost_ns for fit in fits], size - 1 if size > 0 else 0)
-        inside &= np.array([fit.error != APART for fit in fits], np.bool_)
+        inside &= np.array([together or fit.error != APART for fit in fits], np.bool_)
         base = known.get((reference.rank, reference.comm))
         group = base.group if base else _group_id("traffic", reference.rank, reference.comm)
         rows = {(reference.rank, reference.comm): base or _Row(group, "traffic", nranks=size)}
-        for other, fit, together in zip(others, fits, inside.tolist(), strict=True):
-            if together:
+        for other, fit, is_member in zip(others, fits, inside.tolist(), strict=True):
+            if is_member:
                 rows[other.rank, other.comm] = _Row(group, "traffic", -1, size, fit.offset, fit.error)
         if 0 < size < len(rows):
             for row in rows.values():
@@ -572,11 +580,11 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
                     error = "several communicators of one rank have equal call sequences"
                     rows[calls.rank, calls.comm] = _Row(group, "traffic", -1, size, 0, error)
             continue
-        for group_rows in _join(members, made, size, several):
+        for group_rows in _join(members, made, size, several=several):
             for key, row in group_rows.items():
                 rows.setdefault(key, row)
     for (_, size), members in by_place.items():
-        for group_rows in _join(members, made, size, several=False):
+        for group_rows in _join(members, made, size, together=True):
             for key, row in group_rows.items():
                 row.joined_by = row.joined_by if key in made else "memory"
                 rows.setdefault(key, row)

@@ -95,6 +95,7 @@ class Group:
         why: What it was inferred from.
         handles: (rank, handle) of each of them.
         concluded: Whether that they belong together was concluded from their calls.
+        provisional: Whether ``id`` depends on which of its ranks have called yet: it was made before the trace.
     """
 
     id: int
@@ -105,6 +106,7 @@ class Group:
     why: str
     handles: frozenset[tuple[int, int]]
     concluded: bool
+    provisional: bool
 
 
 @dataclass
@@ -118,6 +120,7 @@ class _Sum:
     """Whether its members were inferred from equal calls, which other communicators of the same ranks make as well."""
     handles: frozenset[tuple[int, int]]
     concluded: bool
+    provisional: bool
 
     def part(self, *ops: str) -> float:
         """Share of the bytes that these operations have."""
@@ -203,6 +206,7 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
     parts: dict[int, list[tuple[int, int, Traffic]]] = defaultdict(list)
     handles: dict[int, set[tuple[int, int]]] = defaultdict(set)
     concluded: set[int] = set()
+    provisional: set[int] = set()
     for (rank, comm), own in sorted(traffic.items()):
         # A handle that could not be joined with others' stands for itself.
         group, nranks, how = known.get((rank, comm), (comm ^ rank << 48, -1, "traffic"))
@@ -210,6 +214,8 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
         handles[group].add((rank, comm))
         if how in ("traffic", "single"):
             concluded.add(group)
+        if how in ("traffic", "single", "memory"):
+            provisional.add(group)
     sums = []
     for group, members in parts.items():
         calls: Tally[tuple[str, int]] = Tally()
@@ -221,9 +227,9 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
         size = max(nranks for _, nranks, _ in members)
         is_concluded = group in concluded
         parts_of = [part for _, _, part in members]
-        sums.append(
-            _Sum(group, ranks, size, calls, parts_of, several and is_concluded, frozenset(handles[group]), is_concluded)
-        )
+        guessed = several and is_concluded
+        of_group = frozenset(handles[group])
+        sums.append(_Sum(group, ranks, size, calls, parts_of, guessed, of_group, is_concluded, group in provisional))
     return sums
 
 
@@ -291,14 +297,14 @@ def _group(each: _Sum, dimension: str, sure: float, why: str) -> Group:
             min(sure, GUESSED),
             f"{why}; who is in it is a guess from equal calls: it was made before Argus came",
         )
-    return Group(each.id, dimension, each.ranks, each.size, sure, why, each.handles, each.concluded)
+    return Group(each.id, dimension, each.ranks, each.size, sure, why, each.handles, each.concluded, each.provisional)
 
 
 def superseded(before: Sequence[Group], now: Sequence[Group]) -> list[Group]:
-    """Guesses that are no more, because their handles were found to belong to other groups."""
+    """Provisional groups that are no more, because their handles were found to belong to others."""
     left = {group.id for group in now}
     taken = {handle for group in now for handle in group.handles}
-    return [group for group in before if group.id not in left and group.concluded and group.handles & taken]
+    return [group for group in before if group.id not in left and group.provisional and group.handles & taken]
 
 
 def _times(each: _Sum, rarest: float) -> str:

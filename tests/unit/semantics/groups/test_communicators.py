@@ -18,7 +18,7 @@ from argus.model.calls import BY_SYMBOL, CALLS, Layer
 from argus.model.groups import Membership, Place
 from argus.model.records import COLLECTIVE, CONTROL
 from argus.semantics.groups import communicators
-from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups, keep_alignment
+from argus.semantics.groups.communicators import APART, COMMUNICATOR, RankCalls, find_groups, keep_alignment
 from tests.builders.stored_job import known
 from tests.builders.synthetic_job import Fault, Job, Op, ddp, simulate
 
@@ -251,6 +251,21 @@ def test_pairs_that_always_end_together_are_distinguished_by_their_memory() -> N
     # Each call has one number on both ranks: as often called, as often counted.
     for group in np.unique(rows["comm_group"]):
         assert len(np.unique(rows["seq_offset"][rows["comm_group"] == group])) == 1
+
+
+def test_ranks_that_were_not_seen_to_call_at_one_time_are_together_by_their_memory() -> None:
+    """Of ranks 1 and 3 nothing has been read yet of when 0 and 2 were seen."""
+    job = pairs()
+    middle = (int(job.ranks[0].collectives["ts_ns"].min()) + int(job.ranks[0].collectives["ts_ns"].max())) // 2
+    ranks = []
+    for rank in with_memory(job):
+        late = rank.collectives["ts_ns"] > middle
+        ranks.append(replace(rank, collectives=rank.collectives[late if rank.rank % 2 else ~late]))
+    rows = find_groups(ranks)
+    assert members(rows) == {(0, 1), (2, 3), (0, 2), (1, 3)}
+    for row in rows:
+        tp = row["comm"] == job.handles[int(row["rank"]), "tp"]
+        assert row["error"] == (APART if tp else ""), "how their calls line up is not known"
 
 
 @pytest.mark.parametrize("what", ["one rank", "one key", "one place", "another size"])

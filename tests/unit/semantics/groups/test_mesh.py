@@ -7,10 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from argus.live.job import Job
 from argus.live.sides.step_rows import StepRows
+from argus.model.calls import BY_SYMBOL
+from argus.model.records import CONTROL
 from argus.semantics.groups.communicators import COMMUNICATOR
 from argus.semantics.groups.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_in, superseded
 from argus.store.open import open_store
@@ -274,13 +277,14 @@ def test_a_guess_is_not_reported_as_a_fact() -> None:
     assert describe(job.guessed())[0] == "mesh: dp 4", "there is nothing to confuse it with"
 
 
-def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("joined_by", ["traffic", "memory"])
+def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path, joined_by: str) -> None:
     """Ranks 1 and 2 call first; then rank 0 is seen to be one of them, and gives the group its name."""
     cluster = Cluster(3)
     cluster.group(range(3), BUCKETS)
     cluster.group(range(2), BUCKETS)
     rows = cluster.communicators()
-    rows["joined_by"][:3] = "traffic"
+    rows["joined_by"][:3] = joined_by
     two = rows[1:].copy()
     two["comm_group"][:2] += 1
     job = Job("j", 1, traffic=cluster.traffic)
@@ -302,6 +306,34 @@ def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> No
         [[0, 1], [0, 1], [0, 1, 2]],
         [[0, 1], [0, 1], [0, 1, 2]],
     ]
+
+
+@pytest.mark.parametrize("joined_by", ["traffic", "memory"])
+def test_a_group_from_before_the_trace_stays_in_the_store_when_another_has_its_addresses(
+    tmp_path: Path, joined_by: str
+) -> None:
+    cluster = Cluster(2)
+    cluster.group(range(2), BUCKETS)
+    rows = cluster.communicators()
+    rows["joined_by"] = joined_by
+    again = rows.copy()
+    again["comm_group"] += 1
+    again["joined_by"] = "unique_id"
+    job = Job("j", 1, traffic=dict(cluster.traffic))
+    with open_store(new_store(tmp_path)) as store:
+        writer = Writer(store, source="test")
+        steps = StepRows(a_session(writer), SimpleNamespace())  # type: ignore[arg-type]
+        for job.communicators in (rows, again):
+            steps.store_mesh(job)
+            for rank, handle in cluster.traffic:
+                events = np.zeros(2, CONTROL)
+                events["call"] = [BY_SYMBOL[name].id for name in ("ncclCommDestroy", "ncclCommInitRank")]
+                events["handle"] = handle
+                job.keep_control(rank, events)
+            job.traffic |= cluster.traffic
+        assert writer.flush(), writer.last_error
+        stored = query_columns(store, "SELECT comm_group FROM parallel_groups FINAL")["comm_group"].tolist()
+    assert sorted(stored) == [rows["comm_group"][0], again["comm_group"][0]]
 
 
 def test_a_communicator_whose_making_is_reported_after_its_calls_supersedes_the_guess() -> None:
