@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from argus.capture.reader import reader
 from argus.cupti import build
 from argus.cupti.arm import (
     arm_interpreter,
@@ -90,7 +91,12 @@ def _python(python: str, remove: bool) -> int:
 
 
 def _status(pids: tuple[int, ...], output_format: str) -> int:
-    armed = list(armed_processes(pids))
+    reader.shared.begin()
+    with reader.shared.entered():
+        armed = list(armed_processes(pids))
+        unread = reader.unread()
+    for line in unread:
+        click.echo(line, err=True)
     if output_format == "json":
         # JSON leaves one control character as it is.
         click.echo(json.dumps([vars(process) for process in armed]).replace("\x7f", "\\u007f"))
@@ -100,5 +106,6 @@ def _status(pids: tuple[int, ...], output_format: str) -> int:
         click.echo(f"{process.pid:>8}  {process.state}{reason}  {printable(process.command)[:200]}")
     if not armed:
         which = f"process {', '.join(map(str, pids))} is not armed" if pids else "no armed process is running"
+        which += ", as far as could be read" if unread else ""
         click.echo(which + ("" if os.geteuid() == 0 else " (of those that you may look at)"))
     return 0

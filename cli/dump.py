@@ -18,7 +18,6 @@ from argus.capture.process.targets import (
 )
 from argus.capture.reader import reader
 from argus.live.dump import ThreadStack, dump
-from argus.model.counters import describe
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Frame
 from argus.model.text import FRAME_WIDTH, counted, shortened
@@ -92,7 +91,7 @@ def command(
     threads = dump(named, others)
     if output_format == "json":
         click.echo(json.dumps({"schema": "argus.live.dump/1", "threads": [_json(thread) for thread in threads]}))
-        for line in _unread():
+        for line in reader.unread():
             click.echo(line, err=True)
         return 0
     console = Console()
@@ -108,16 +107,9 @@ def command(
     _print_line(console, ", ".join(parts), "dim")
     for pid, note in dict.fromkeys((thread.pid, thread.note) for thread in threads if thread.stack and thread.note):
         _print_line(console, f"process {pid}: {note}", "dim")
-    for line in _unread():
+    for line in reader.unread():
         _print_line(console, line, "dim")
     return 0
-
-
-def _unread() -> list[str]:
-    """What could not be read, for people."""
-    counted = reader.shared.counters
-    lines = [describe(name, value) for name, value in sorted(counted.items()) if name != "reader_restarts"]
-    return lines + ([f"reader {reader.shared.trouble}"] if reader.shared.trouble else [])
 
 
 def _print_line(console: Console, text: str, style: str | None = None) -> None:

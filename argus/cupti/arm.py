@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus.capture.process.cupti import helper_mapping
+from argus.capture.process.cupti import helper_mapping, read_helper
 from argus.cupti import build
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.system import redact
@@ -30,9 +30,8 @@ WAIT_VARIABLE = "ARGUS_CUPTI_WAIT_MS"
 """How long ``cuInit`` waits for Argus, so that the first kernel is timed too. Only ``argus run`` sets it."""
 PTH = "argus_arm.pth"
 _RUN_TIMEOUT_S = 60.0
-_COMMAND_BYTES = 4096
+_COMMAND_CHARACTERS = 4096
 """Of a command line, what is kept: it may be megabytes."""
-_PROC = Path("/proc")
 
 
 # ---- by the environment
@@ -255,7 +254,7 @@ class Armed:
 
     Attributes:
         pid: As this machine counts.
-        command: Its command line, 4 KiB of it at most.
+        command: Its command line, 4096 characters of it at most.
         state: DORMANT, PROBED, ON, OFF, IGNORED, FAILED, ENDED, or why it could not be read.
         reason: The helper's reason; may be empty.
     """
@@ -277,35 +276,39 @@ def helper_address(pid: int) -> int | None:
 
 
 def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:
-    """Every armed process, or those of ``pids`` that are. Processes that may not be looked at are left out."""
-    from argus.capture.process.targets import processes  # with numpy: see _read_state
+    """Every armed process, or those of ``pids`` that are. Processes that may not be looked at are left out. Where there
+    is a reader process, that one reads."""
+    from argus.capture.process.targets import processes, read_command  # with numpy: see _read_state
 
     for pid in pids or sorted(processes()):
         with contextlib.suppress(OSError):
-            address = helper_address(pid)
-            if address is None:
+            where = helper_mapping(pid)
+            if not where:
                 continue
-            with open(_PROC / str(pid) / "cmdline", "rb") as file:
-                words = file.read(_COMMAND_BYTES).rstrip(b"\0").decode(errors="backslashreplace")
-            yield Armed(pid, redact.command_line(words.split("\0")), *_read_state(pid, address))
+            words = "\0".join(read_command(pid))[:_COMMAND_CHARACTERS].split("\0")
+            state = _read_state(pid, where)
+            if state is not None:
+                yield Armed(pid, redact.command_line(words), *state)
 
 
-def _read_state(pid: int, address: int) -> tuple[str, str]:
+def _read_state(pid: int, where: str) -> tuple[str, str] | None:
+    """State and reason. None: the memory is another process's: a parent's, or one that this process traces."""
     # Not above: `argus run` needs this module before it forks, and numpy starts threads.
     import numpy as np
 
+    from argus.capture.process.targets import numbers_of
     from argus.cupti import shared
 
     try:
-        with open(_PROC / str(pid) / "mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            control = np.frombuffer(memory.read(shared.CONTROL.itemsize), shared.CONTROL)[0]
+        control = np.frombuffer(read_helper(pid, where, shared.CONTROL.itemsize), shared.CONTROL)[0]
     except PermissionError:
         return "unknown: not permitted (use sudo)", ""
     except (OSError, ValueError, IndexError):
         return "unknown: it could not be read", ""
     if int(control["magic"]) != shared.MAGIC:
         return "unknown: loaded by another version of Argus", ""
+    if int(control["pid"]) not in numbers_of(pid):
+        return None
     names = {state.value: state.name for state in shared.State}
     state = int(control["state"])
     reason = bytes(control["reason"]).split(b"\0")[0].decode(errors="backslashreplace")

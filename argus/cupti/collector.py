@@ -12,7 +12,6 @@ import enum
 import errno
 import fcntl
 import os
-import re
 import select
 import time
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.process import cupti
-from argus.capture.process.targets import PROC, mapped_pages
+from argus.capture.process.targets import PROC, mapped_pages, numbers_of
 from argus.capture.reader import reader
 from argus.cupti import MINIMUM_SHARE, layouts, shared
 from argus.cupti.buffers import Buffers, Damaged
@@ -370,7 +369,7 @@ class Collector:
                 return
             if memory.load("magic") != shared.MAGIC or memory.load("head_bytes") != shared.HEAD_BYTES:
                 raise Damaged("it is of another version of Argus")
-            if memory.load("pid") not in _own_pids(self.pid):
+            if memory.load("pid") not in numbers_of(self.pid):
                 # Inherited: CUDA does not work in a forked child, nor does the helper.
                 self._set_state(CollectorState.WAITING, f"{_NOT_ARMED} (its parent was)")
                 return
@@ -628,16 +627,6 @@ def _sealed(fd: int) -> bool:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
         return False
-
-
-def _own_pids(pid: int) -> tuple[int, ...]:
-    """The process's id in every PID namespace that has one for it."""
-    try:
-        status = (PROC / str(pid) / "status").read_text(errors="replace")
-    except OSError:
-        return (pid,)
-    match = re.search(r"^NSpid:\s*([\d\s]+?)$", status, re.MULTILINE)
-    return (pid, *map(int, match[1].split())) if match else (pid,)
 
 
 def _lock_holder(fd: int) -> int:

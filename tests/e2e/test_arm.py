@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from argus.capture.process import cupti
 from argus.cli.main import main
 from argus.cupti import arm, build
 from argus.model.errors import ArgusError
@@ -182,6 +184,26 @@ def test_only_a_process_that_started_the_helper_is_armed(
         assert threads == (2 if armed else 1), "a second start makes no second thread"
         process.communicate()
     assert process.returncode == 0
+
+
+def test_who_reads_a_process_is_not_armed() -> None:
+    """`argus trace` maps the memory of the helpers that it reads."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ARMED, str(build.library()), "start"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        _, place = cupti.open_helper(process.pid)
+        fd = cupti.open_memory(place)
+        with mmap.mmap(fd, mmap.PAGESIZE):
+            assert cupti.helper_mapping(os.getpid())
+            assert [entry.pid for entry in arm.armed_processes([os.getpid(), process.pid])] == [process.pid]
+        os.close(fd)
+        os.close(place)
+        process.communicate()
 
 
 def test_a_file_that_looks_like_the_helpers_memory_is_distinguished(tmp_path: Path) -> None:

@@ -279,7 +279,6 @@ _READERS = {
         "argus/capture/process/pytorch.py",
         "argus/capture/process/symbols.py",
         "argus/capture/python/interpreter.py",
-        "argus/cupti/arm.py",  # `argus arm --status`, in its own process
         "argus/cupti/inject.py",  # a stack, while ptrace holds its thread; in a thread of Argus that nothing waits for
     },
     _OF_PROC + r"maps\"": {
@@ -294,7 +293,6 @@ _READERS = {
         "argus/capture/process/targets.py",
         "argus/capture/process/threads.py",  # the kernel's own command line
         "argus/capture/reader/process.py",
-        "argus/cupti/arm.py",
     },
     r"folder / \"syscall\"|/syscall\"": {"argus/capture/blocked.py"},
     r"\bopen\(.*\"exe\"": {"argus/capture/process/targets.py"},

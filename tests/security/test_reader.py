@@ -598,6 +598,30 @@ def test_processes_to_choose_from_are_read_by_the_reader(
     assert asked == [True]
 
 
+@AS_ROOT
+def test_who_is_armed_is_read_by_the_reader(
+    made: Reader, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a process whose mappings never come is left out, in a line."""
+    asked, exchange = [], made._exchange
+
+    def hang(request: dict[str, Any], data: bytes) -> reader.Answer:
+        if request["pid"] != sleeper.pid:
+            return exchange(request, data)
+        asked.append(request["op"])
+        raise TimeoutError
+
+    monkeypatch.setattr(made, "_exchange", hang)
+    monkeypatch.setattr(made, "_doing", lambda: "memory")
+    made.close()
+    assert cli_main.main(["arm", "--status", "--pid", str(sleeper.pid)]) == 0
+    assert asked == ["maps"]
+    output = capsys.readouterr()
+    assert output.out == f"process {sleeper.pid} is not armed, as far as could be read\n"
+    assert "did not answer" in output.err
+    assert not made.on, "it ends with the verb"
+
+
 def _turn(tracer: Tracer) -> bool:
     tracer.poll()
     time.sleep(tracer.pace_s)

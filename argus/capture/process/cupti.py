@@ -193,6 +193,29 @@ def open_helper(pid: int, where: str = "") -> tuple[str, int]:
     return where, os.open(f"/proc/{pid}/map_files/{where}", os.O_PATH | os.O_CLOEXEC)
 
 
+def read_helper(pid: int, where: str, size: int) -> bytes:
+    """The first ``size`` bytes of the helper's memory, as it is at this instant.
+
+    Args:
+        pid: The process.
+        where: What ``helper_mapping`` found.
+        size: Bytes.
+
+    Raises:
+        OSError: The process ended, may not be looked at, or does not answer.
+    """
+    if reader.shared.on:
+        if not reader.shared.reads_memory(pid):
+            raise reader.Unreadable(f"the memory of process {pid} does not answer")
+        answer = reader.shared.ask("helper_memory", pid, where=where, size=size)
+        answer.close()
+        return answer.data
+    progress.memory()
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(int(where.split("-")[0], 16))
+        return memory.read(size)
+
+
 def _place(answer: Answer) -> tuple[str, int]:
     where = text(answer.what["where"], 64)
     if bool(where) != bool(answer.fds):

@@ -413,6 +413,16 @@ def parent_of(pid: int) -> int:
     return int(text[text.rindex(b")") + 2 :].split(None, 2)[1])
 
 
+def numbers_of(pid: int) -> tuple[int, ...]:
+    """The numbers of a process: here, and in every PID namespace that has one for it."""
+    try:
+        status = (PROC / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return (pid,)
+    match = re.search(r"^NSpid:\s*([\d\s]+?)$", status, re.MULTILINE)
+    return (pid, *map(int, match[1].split())) if match else (pid,)
+
+
 def _thread_group(pid: int) -> int | None:
     try:
         for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():

@@ -381,6 +381,11 @@ class _Reader:
         self.places = [] if place < 0 else [place]
         return {"where": where}, b"", self.places
 
+    def helper_memory(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.process.cupti import read_helper
+
+        return {}, read_helper(request["pid"], request["where"], min(request["size"], MAX_BYTES)), []
+
     def texts(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         """Names in memory that is kept open; without any to read it is let go of."""
         from argus.capture.process.cupti import Texts
@@ -501,7 +506,7 @@ _OPS: dict[str, _Op] = {
         *("libraries", "interpreter", "open", "close", "refresh", "find_python", "threads", "collections"),
         *("gil_holder", "learn", "resolve", "blocked", "file", "facts", "group", "place", "dead", "hello"),
         *("remember", "forget", "symbol", "string"),
-        *("maps", "cupti", "helper", "texts", "c_library", "probed"),
+        *("maps", "cupti", "helper", "helper_memory", "texts", "c_library", "probed"),
     )
 }
 

@@ -44,6 +44,7 @@ from typing import Any
 from argus.capture.process.mapped import device_of
 from argus.capture.reader import left_out, progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
+from argus.model.counters import describe
 from argus.system import disk_cache, privileges
 
 PROC = Path("/proc")
@@ -779,6 +780,12 @@ def checked(answer: Answer, parse: Any) -> Any:
         raise Unreadable(f"an answer without sense: {reason}") from reason
     finally:
         answer.close()
+
+
+def unread() -> list[str]:
+    """What could not be read since the reader began, in lines for people."""
+    lines = [describe(name, value) for name, value in sorted(shared.counters.items()) if name != "reader_restarts"]
+    return lines + ([f"reader {shared.trouble}"] if shared.trouble else [])
 
 
 def proc_file(pid: int, name: str) -> bytes:
