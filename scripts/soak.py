@@ -8,9 +8,9 @@ listens on a network. Every 10 s the memory of tracer (with what it started) and
 readings that follow each other.
 
 The tables whose keys are code, kernels and shapes take days to fill, and grow until then, as they are meant to. So do,
-for an hour, the engine's lists of the newest 1,000 batches of each table, 270 bytes each, by which it knows what it has
-stored. `--tables 64` divides their sizes (docs/trace.md lists them), so that they are full after the warm-up: what is
-to be shown is that memory stays as it is from then on.
+for hours, the engine's lists of each table's newest batches (1,000; of steps 20,000), 270 bytes each, by which it knows
+what it has stored. `--tables 64` divides their sizes (docs/trace.md lists them), so that they are full after the
+warm-up: what is to be shown is that memory stays as it is from then on.
 
 Exit codes: 0: flat (the interval lies below the bound); 1: a process grows (its interval lies above the bound), or the
 trace ended; 2: unclear (the bound lies in the interval): let it last longer.
@@ -59,7 +59,7 @@ FROM system.parts
 """Why an engine has its memory: caches (``argus.store.engine.CONFIG`` bounds them), what its allocator gave out and
 what that holds of the system's, and what each part needs."""
 WINDOW = "non_replicated_deduplication_window"
-"""Of schemas/*.sql: 1,000 batches."""
+"""Of schemas/*.sql: 1,000 batches, of steps 20,000."""
 LAUNCHER = ROOT / "scripts" / "benches" / "programs" / "soaking.py"
 
 
@@ -172,9 +172,10 @@ def shorten_lists(url: str, tables: int) -> None:
         ArgusError: The store cannot be reached.
     """
     with open_store(url) as store, store.lease() as client:
-        rows = query_columns(store, f"SELECT name FROM system.tables WHERE create_table_query LIKE '%{WINDOW} = %'")
-        for name in rows["name"].tolist():
-            client.command(f"ALTER TABLE `{name}` MODIFY SETTING {WINDOW} = {max(1000 // tables, 10)}")
+        size = f"toUInt32OrZero(extract(create_table_query, '{WINDOW} = ([0-9]+)'))"
+        rows = query_columns(store, f"SELECT name, {size} AS size FROM system.tables WHERE size > 0")
+        for name, size in zip(rows["name"].tolist(), rows["size"].tolist(), strict=True):
+            client.command(f"ALTER TABLE `{name}` MODIFY SETTING {WINDOW} = {max(size // tables, 10)}")
 
 
 def soak(minutes: float, warm_up: float, bound: float, tables: int) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from argus.model.errors import ArgusError
-from argus.store.open import Store
+from argus.store.open import Store, open_store
+from tests.stores import new_store, rows
 
 MINUTES = np.arange(0, 60, 1 / 6)
 
@@ -94,3 +95,15 @@ def test_the_engine_reports_what_its_memory_is_made_of(soak: Any, shared: Store)
     assert tracked > 1
     assert 1 < allocated <= resident
     assert soak.engine_state("clickhouse://127.0.0.1:1/none").startswith(" (")
+
+
+def test_lists_of_stored_batches_are_shortened_in_every_table_that_has_one(soak: Any, tmp_path: Path) -> None:
+    url = new_store(tmp_path)
+    sql = f"SELECT extract(create_table_query, '{soak.WINDOW} = (\\\\d+)') AS size FROM system.tables"
+    with open_store(url) as store:
+        before = [int(size) for (size,) in rows(store, sql) if size]
+        soak.shorten_lists(url, 64)
+        after = [int(size) for (size,) in rows(store, sql) if size]
+    assert len(before) > 20
+    assert set(before) == {1000, 20_000}
+    assert after == [size // 64 for size in before]
