@@ -13,7 +13,7 @@ import click
 from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
 from argus.live.account import Account
-from argus.live.command import SIGNALLED, Holder, Watched, Watcher, find_user, likely_libraries
+from argus.live.command import SIGNALLED, Holder, Watched, Watcher, find_user
 from argus.live.command import run as run_command
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import harmless
@@ -125,7 +125,7 @@ def command(
     run_as = find_user(user) if user else None
     cupti = CuptiOptions(markers=nvtx, share=gpu_share)
     arming = arm(environment, wait_ms=CUPTI_WAIT_MS)
-    holder = Holder(likely_libraries(words, environment))
+    holder = Holder(words, environment, run_as)
     try:
         root = os.getpid()
         watcher = Watcher(

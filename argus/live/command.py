@@ -42,6 +42,8 @@ _FOLLOWED_S = 0.02
 _SENT_BY_A_PROCESS = 0
 """siginfo's si_code is 0 or less for kill, tgkill and sigqueue. The terminal's own signals are above: they go to all
 processes of the foreground, the command included."""
+HELD_S = 10.0
+"""How long a command waits for what it will load to be found. A program that is linked takes some 10 ms."""
 _LIBRARIES = ("libcuda.so", "libcudart.so", "libnccl.so")
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 _SYSTEM_FOLDERS = (
@@ -194,6 +196,40 @@ def _watch(watched: Watched, work: Callable[[Watched], int], output: int) -> Non
         os._exit(code)
 
 
+# ---- whom it runs as
+
+
+@dataclass(frozen=True)
+class User:
+    """Whom a command runs as: ids, groups, and what login sets."""
+
+    uid: int
+    gid: int
+    groups: list[int]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_other(self) -> bool:
+        """Whether this process is another user's."""
+        return (self.uid, self.gid) != (os.geteuid(), os.getegid())
+
+
+def find_user(name: str) -> User:
+    """A user by name or number.
+
+    Raises:
+        ArgusError: There is none, or this process may not become one.
+    """
+    try:
+        entry = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+    except KeyError as reason:
+        raise ArgusError(f"there is no user {name}", "", EXIT_USAGE) from reason
+    if os.geteuid() not in (0, entry.pw_uid):
+        raise ArgusError(f"only root can run a command as {name}", "Run Argus with sudo", EXIT_USAGE)
+    home = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": entry.pw_shell}
+    return User(entry.pw_uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), home)
+
+
 # ---- what the command will load
 
 
@@ -241,7 +277,8 @@ def _interpreter(program: Path) -> Path:
 
 
 def _linked(program: Path, environment: Mapping[str, str]) -> list[Path]:
-    """A program and the libraries it is linked with, as the loader finds them. Nothing of the program is run."""
+    """A program and the libraries it is linked with, as the loader finds them: one that is made for it (segments over
+    the loader's own) has its code run."""
     with open(program, "rb") as file:
         if file.read(4) != b"\x7fELF":
             return []
@@ -261,70 +298,63 @@ def _linked(program: Path, environment: Mapping[str, str]) -> list[Path]:
 
 
 class Holder:
-    """A child that maps files as if it ran them, without running anything: who traces this process probes them."""
+    """A child that maps the files with CUDA calls that a command will probably load: who traces this process probes
+    them before the command begins.
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    Whom the command is to run as may have written it and what it is linked with: all is looked for, opened and listed
+    as that user, who can thereby keep the command waiting for :data:`HELD_S` at most.
+
+    Args:
+        command: Its words.
+        environment: Its variables.
+        user: Whom it runs as; None: as this process.
+
+    Attributes:
+        pid: The child; 0: there is none, since nothing was found.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], user: User | None = None) -> None:
         parent = os.getpid()
-        self._pid = 0
-        if not files:
-            return
         ready_read, ready_write = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            held = []
+        self.pid = os.fork()
+        if self.pid == 0:
             try:
-                for path in files:
+                os.setsid()
+                if user is not None and user.is_other:
+                    os.setgroups(user.groups)
+                    os.setgid(user.gid)
+                    os.setuid(user.uid)
+                os.close(ready_read)
+                signal.pthread_sigmask(signal.SIG_SETMASK, [])
+                held = []
+                for path in likely_libraries(command, environment):
                     with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
                         held.append(
                             mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
                         )
-                os.close(ready_read)
-                os.close(ready_write)
-                signal.pthread_sigmask(signal.SIG_SETMASK, [])
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-                while os.getppid() == parent:
+                os.write(ready_write, b"1" if held else b"0")
+                while held and os.getppid() == parent:
                     time.sleep(0.2)
             finally:
                 os._exit(0)
         os.close(ready_write)
-        os.read(ready_read, 1)
+        came, _, _ = select.select([ready_read], [], [], HELD_S)
+        has_files = bool(came) and os.read(ready_read, 1) == b"1"
         os.close(ready_read)
+        if not has_files:
+            self.let_go()
 
     def let_go(self) -> None:
-        """Ends it."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._pid = 0
+        """Ends it, and what it has started."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):  # it has not made its session yet
+                os.killpg(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
 
 
 # ---- the command
-
-
-@dataclass(frozen=True)
-class User:
-    """Whom a command runs as: ids, groups, and what login sets."""
-
-    uid: int
-    gid: int
-    groups: list[int]
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-def find_user(name: str) -> User:
-    """A user by name or number.
-
-    Raises:
-        ArgusError: There is none, or this process may not become one.
-    """
-    try:
-        entry = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
-    except KeyError as reason:
-        raise ArgusError(f"there is no user {name}", "", EXIT_USAGE) from reason
-    if os.geteuid() not in (0, entry.pw_uid):
-        raise ArgusError(f"only root can run a command as {name}", "Run Argus with sudo", EXIT_USAGE)
-    home = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": entry.pw_shell}
-    return User(entry.pw_uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), home)
 
 
 def run(
@@ -349,7 +379,7 @@ def run(
 
     try:
         # As root it could not become root again: ids are only set where they differ.
-        other = user is not None and (user.uid, user.gid) != (os.geteuid(), os.getegid())
+        other = user is not None and user.is_other
         try:
             child = subprocess.Popen(
                 list(command),

@@ -1,0 +1,59 @@
+"""`argus run --user`: what another user's program leads to is looked at as that user, and not for ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.live import command
+from argus.live.command import Holder, User
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+NOBODY = User(65534, 65534, [65534])
+LOADER = """#!/bin/sh
+{ id -u; id -G; grep CapEff /proc/self/status; ls /proc/self/fd | wc -l; } >> "$TOLD"
+"""
+
+
+@pytest.fixture
+def theirs() -> Iterator[Path]:
+    """A folder of theirs, which they can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="argus-security-", dir="/var/tmp"))
+    os.chown(folder, NOBODY.uid, NOBODY.gid)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_loader_lists_a_program_with_no_right_of_root(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program can be made so that listing what it is linked with runs its code."""
+    loader, told = theirs / "loader", theirs / "told"
+    loader.write_text(LOADER)
+    loader.chmod(0o755)
+    monkeypatch.setattr(command, "_LOADERS", (str(loader),))
+    holder = Holder(["/bin/true"], {"PATH": "/bin", "TOLD": str(told)}, NOBODY)
+    holder.let_go()
+    uid, groups, rights, descriptors = told.read_text().splitlines()
+    assert (uid, groups, rights.split()[1].strip("0")) == ("65534", "65534", "")
+    assert int(descriptors) <= 4, "input, output, errors, and the folder that ls reads"
+
+
+@pytest.mark.parametrize("user", [None, NOBODY])
+def test_a_pipe_in_a_library_s_place_does_not_keep_the_command(
+    theirs: Path, monkeypatch: pytest.MonkeyPatch, user: User | None
+) -> None:
+    monkeypatch.setattr(command, "HELD_S", 0.5)
+    package = theirs / "lib/python3.11/site-packages/nvidia/nccl/lib"
+    package.mkdir(parents=True)
+    os.mkfifo(package / "libnccl.so.2")
+    (theirs / "bin").mkdir()
+    shutil.copy("/bin/true", theirs / "bin" / "python")
+    began = time.monotonic()
+    holder = Holder([str(theirs / "bin" / "python")], dict(os.environ), user)
+    assert time.monotonic() - began < 5
+    assert holder.pid == 0, "it is gone"
