@@ -23,9 +23,7 @@ from argus.capture.process.targets import (
     find_libraries,
     identity_of,
     inspect,
-    owner_of,
     parent_of,
-    user_of,
 )
 from argus.capture.python.interpreter import find_interpreter
 from argus.capture.reader import reader
@@ -36,6 +34,7 @@ from argus.live.session import Session
 from argus.live.side import Counters
 from argus.model.errors import ArgusError
 from argus.model.losses import EVERYBODY, Whom
+from argus.system.proc import owner_of, user_of
 
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.process.forks import wall_error_ns
-from argus.capture.process.targets import owner_of
 from argus.capture.reader import left_out
 from argus.live.bulkhead import Bulkheads
 from argus.live.clock import mono_offset_ns
@@ -21,6 +20,7 @@ from argus.model.units import duration
 from argus.store.writer import Writer
 from argus.system import host as hosts
 from argus.system import redact
+from argus.system.proc import owner_of
 from argus.tables.arrow import Origin
 
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ SENTENCES = {
     "memory_hung": "the memory of {n} process[es] did not answer: [it has|they have] no Python stacks",
     "processes_unreadable": f"{{n}} process[es] not read: [it|they] exceeded the reader's limits; {_REPORT}",
     "reads_over_budget": "{n} time[s] that a process was not read: it, or others of its user, had taken more than "
-    "a share of the time",
+    "a share of the time, or left readers hanging",
     "relief_failed": f"{{n}} time[s] that records could not be read while Argus was busy; {_REPORT}",
     "python_lists_cut": "{n} list[s] of Python's threads not followed to the end: some threads have no Python stacks",
     "rows_contradicting": "{n} row[s] of a log left out: [its|their] rank and step had another row, with other times",

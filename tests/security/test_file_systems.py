@@ -128,38 +128,39 @@ def test_a_path_that_leads_to_a_dead_file_system_costs_its_process_alone(
         assert made.reads(hostile)
 
 
-def test_a_file_system_is_given_up_for_processes_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_is_given_up_for_one_user_s_processes_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """That Argus lives on it, or that others read from it, shows that it is alive: what hung is the process's doing."""
     one = Reader()
-    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda *_: None)
     one._own = reader._own_file_systems()
     own = device_of(os.stat(reader.__file__).st_dev)
     assert own in one._own
     for device, pid in (("07:77", 100), (own, 200)):
         monkeypatch.setattr(one, "_doing", lambda device=device: device)
-        one._blame(pid, NOBODY, TimeoutError())
+        one._blame(pid, (NOBODY, "pod"), TimeoutError())
     assert one.counters == {"file_systems_hung": 2}
     monkeypatch.setattr(progress, "dead", set(one._dead))
 
-    def opens(device: str, pid: int, user: int) -> bool:
+    def opens(device: str, pid: int, user: int, container: str = "pod") -> bool:
         monkeypatch.setattr(progress, "process", pid)
-        monkeypatch.setattr(progress, "user", user)
+        monkeypatch.setattr(progress, "owner", (user, container))
         with contextlib.suppress(TimeoutError), progress.file(device):
             return True
         return False
 
     assert [opens("07:77", 100, NOBODY), opens("07:77", 101, NOBODY), opens("07:77", 102, 0)] == [False, False, True]
+    assert opens("07:77", 103, NOBODY, "another pod")
     assert [opens(own, 200, NOBODY), opens(own, 201, NOBODY), opens(own, 102, 0)] == [False, True, True]
     one.forget(200)
-    assert list(one._dead) == [f"07:77 of user {NOBODY}"], "another process may have its number"
+    assert list(one._dead) == [f"07:77 of user {NOBODY} in pod"], "another process may have its number"
 
 
 def test_what_was_given_up_of_a_process_is_forgotten_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Reader()
-    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda *_: None)
     for doing in (progress.MEMORY.decode(), progress.PATHS):
         monkeypatch.setattr(one, "_doing", lambda doing=doing: doing)
-        one._blame(200, NOBODY, TimeoutError())
+        one._blame(200, (NOBODY, ""), TimeoutError())
     assert (one.reads_memory(200), list(one._dead)) == (False, ["paths of process 200"])
     one.forget(200)
     assert (one.reads_memory(200), list(one._dead), one._hung) == (True, [], set())
@@ -310,13 +311,13 @@ def test_a_user_s_files_are_read_for_a_share_of_the_time(monkeypatch: pytest.Mon
     one, clock, answered = Reader(), [1000.0], []
 
     def slow(request: dict[str, Any], data: bytes) -> reader.Answer:
-        clock[0] += 9.0 if request["user"] == NOBODY else 0.001
+        clock[0] += 9.0 if request["owner"] == (NOBODY, "") else 0.001
         answered.append(request["pid"])
         return reader.Answer({}, b"", [])
 
     for name, value in (("_nursery", True), ("_exchange", slow), ("_renew", lambda: None)):
         monkeypatch.setattr(one, name, value)
-    monkeypatch.setattr(reader, "_owner", lambda pid: NOBODY if pid < 1000 else 1001)
+    monkeypatch.setattr(reader, "_owner", lambda pid: (NOBODY if pid < 1000 else 1001, ""))
     monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def ask(pid: int, op: str = "resolve") -> bool:
@@ -338,3 +339,28 @@ def test_a_user_s_files_are_read_for_a_share_of_the_time(monkeypatch: pytest.Mon
     assert held < 120 + 0.5 * (clock[0] - begun), "two fifths of the time"
     clock[0] += 60
     assert ask(7)
+
+
+def test_a_pod_does_not_take_the_time_of_others_whose_processes_are_root_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all containers of a user together have a share as well."""
+    one, clock = Reader(), [1000.0]
+
+    def slow(request: dict[str, Any], data: bytes) -> reader.Answer:
+        clock[0] += 29.0
+        return reader.Answer({}, b"", [])
+
+    for name, value in (("_nursery", True), ("_exchange", slow), ("_renew", lambda: None)):
+        monkeypatch.setattr(one, name, value)
+    monkeypatch.setattr(reader, "_owner", lambda pid: (pid // 1000, f"pod {pid // 100}"))
+    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def ask(pid: int) -> bool:
+        with contextlib.suppress(Unreadable):
+            one.ask("resolve", pid).close()
+            return True
+        return False
+
+    assert [ask(pid) for pid in range(1, 20)].count(False) > 5
+    assert [ask(101), ask(102)] == [True, True], "of another pod"
+    assert not all(ask(200 + pid) for pid in range(700)), "but not in as many as somebody likes"
+    assert ask(1001), "of another user"

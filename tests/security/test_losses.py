@@ -179,22 +179,23 @@ def test_a_reader_s_losses_are_of_the_process_that_was_asked_for() -> None:
 
 
 def test_a_dead_file_system_that_would_have_been_opened_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_user, of_process = progress.of_user("08:01", 7), progress.of_process(progress.PATHS, 9)
-    monkeypatch.setattr(progress, "dead", {of_user, of_process})
+    of_owner, of_process = progress.of_owner("08:01", (7, "pod 1")), progress.of_process(progress.PATHS, 9)
+    monkeypatch.setattr(progress, "dead", {of_owner, of_process})
     monkeypatch.setattr(progress, "missed", set())
-    monkeypatch.setattr(progress, "user", 8)
-    progress.file("08:01")
-    monkeypatch.setattr(progress, "user", 7)
+    for others in ((8, "pod 1"), (7, "pod 2"), (7, "")):
+        monkeypatch.setattr(progress, "owner", others)
+        progress.file("08:01")
+    monkeypatch.setattr(progress, "owner", (7, "pod 1"))
     progress.file("08:02")
     progress.look_up()
     assert progress.missed == set()
     with pytest.raises(TimeoutError):
         progress.file("08:01")
-    assert progress.missed == {of_user}
+    assert progress.missed == {of_owner}
     monkeypatch.setattr(progress, "process", 9)
     with pytest.raises(TimeoutError):
         progress.look_up()
-    assert progress.missed == {of_user, of_process}
+    assert progress.missed == {of_owner, of_process}
 
 
 def test_what_is_left_out_is_counted_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from argus.capture.probes import Probes
 from argus.capture.process.mapped import Allowance
 from argus.capture.process.names import KernelNames
 from argus.capture.process.pytorch import LAYOUTS
-from argus.capture.process.targets import Identity, Target, container_of, find_libraries
+from argus.capture.process.targets import Identity, Target, find_libraries
 from argus.capture.sampler import StackProbes
 from argus.live import job as live_job
 from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
@@ -41,6 +41,7 @@ from argus.model.losses import UNKNOWN
 from argus.model.records import Counter, StackCounter
 from argus.store.open import open_store
 from argus.store.reader import query
+from argus.system.proc import container_of
 from tests.builders.sessions import a_session
 from tests.kernel.conftest import poll_until, wait_for_cuda, wait_until
 from tests.stores import new_store

@@ -153,7 +153,7 @@ def test_a_list_of_mappings_that_never_comes_is_given_up(monkeypatch: pytest.Mon
     monkeypatch.setattr(one, "_nursery", True)
     monkeypatch.setattr(one, "_exchange", hang)
     monkeypatch.setattr(one, "_renew", lambda: None)
-    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda *_: None)
     monkeypatch.setattr(one, "_doing", lambda: "memory")
     for read in (targets.executable_mappings, targets.mappings_signature, targets.executable_mappings):
         with pytest.raises(Unreadable):

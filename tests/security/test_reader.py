@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -410,7 +411,7 @@ def test_a_process_brings_few_dead_file_systems(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(one, "_nursery", True)
     monkeypatch.setattr(one, "_exchange", hang)
     monkeypatch.setattr(one, "_renew", lambda: None)
-    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda *_: None)
     monkeypatch.setattr(one, "_doing", lambda: f"0:{len(asked)}")
     for pid in (7, 7, 7, 7, 7, 8):
         with pytest.raises(Unreadable):
@@ -437,14 +438,69 @@ def test_a_user_whose_processes_hang_is_waited_for_less(monkeypatch: pytest.Monk
     monkeypatch.setattr(one, "_sock", True)
     monkeypatch.setattr(one, "_number", lambda: 0)
     monkeypatch.setattr(one, "_renew", lambda: None)
-    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda *_: None)
     monkeypatch.setattr(one, "_doing", progress.MEMORY.decode)
     monkeypatch.setattr(reader, "_Waiting", Hanging)
-    monkeypatch.setattr(reader, "_owner", lambda pid: 1000 if pid < 100 else 1001)
+    monkeypatch.setattr(reader, "_owner", lambda pid: (1000, "") if pid < 100 else (1000, "pod"))
     for pid in [*range(10, 20), 100]:
         with pytest.raises(Unreadable):
             one.ask("interpreter", pid)
     assert patience == [4.0] * 8 + [0.5] * 2 + [4.0]
+
+
+def test_whose_a_process_is_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another's by then."""
+    one, clock, owners = Reader(), [10.0], [(7, "pod 1"), (8, ""), (9, "")]
+    monkeypatch.setattr(reader, "_owner", lambda pid: owners.pop(0))
+    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert one._owner_of(5) == one._owner_of(5) == (7, "pod 1")
+    clock[0] += reader.OWNER_FOR_S
+    assert one._owner_of(5) == (8, "")
+    one.forget(5)
+    assert one._owner_of(5) == (9, "")
+
+
+def test_a_user_in_many_containers_is_waited_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Reader()
+    assert one._is_patient((1000, "pod 1"))
+    monkeypatch.setattr(one, "_hangs_of", Tally({(1000, f"pod {number}"): 7 for number in range(9)} | {1000: 63}))
+    assert one._is_patient((1000, "pod 1"))
+    one._hangs_of[1000] += 1
+    assert not one._is_patient((1000, "a new pod"))
+    assert one._is_patient((1001, "pod 1"))
+
+
+def test_readers_that_hang_for_one_leave_some_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four users' processes on a file system that takes requests and answers none: nothing ends a reader that waits."""
+    one, losses = Reader(), Tally[tuple[str, int]]()
+    owners = {pid: (pid // 100, f"pod {pid // 10}") for pid in range(2000)}
+    hung: list[int] = []
+
+    def renew() -> None:
+        one._pid = os.getpid()  # "ended", it is still there
+
+    def hang(request: dict[str, Any], data: bytes) -> reader.Answer:
+        if request["pid"] >= 1000:
+            return reader.Answer({}, b"", [])
+        hung.append(request["pid"])
+        raise TimeoutError
+
+    with socket.socketpair()[0] as control:
+        for name, value in (("_nursery", True), ("_control", control), ("_renew", renew), ("_exchange", hang)):
+            monkeypatch.setattr(one, name, value)
+        monkeypatch.setattr(one, "_doing", lambda: "0:77")
+        monkeypatch.setattr(one, "on_loss", lambda counter, pid, number, device: losses.update({(counter, pid): 1}))
+        monkeypatch.setattr(reader, "_owner", owners.__getitem__)
+        for pid in range(1, 400):
+            with pytest.raises(Unreadable):
+                one.ask("open", pid)
+            one.ask("open", 1000 + pid).close()
+    assert len(hung) < reader.MOST_HUNG
+    assert max(Tally(owners[pid] for pid in hung).values()) == reader.MOST_HUNG_OF_OWNER
+    assert max(Tally(owners[pid][0] for pid in hung).values()) == reader.MOST_HUNG // 2
+    assert all(losses[("reads_over_budget", pid)] for pid in range(1, 400) if pid not in hung), (
+        "each refusal is counted"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from argus.capture.process.targets import (
     is_argus,
     parent_of,
     processes,
-    read_cgroup,
     read_command,
     read_environment,
     runs_python,
     start_ticks,
 )
+from argus.system.proc import read_cgroup
 
 SAMPLED_S = 0.25
 """For so long CPU time is measured."""

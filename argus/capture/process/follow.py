@@ -9,7 +9,8 @@ from collections import deque
 
 from argus.capture.probes import Probes
 from argus.capture.process.forks import ForkWatcher
-from argus.capture.process.targets import descendants, owner_of, start_ticks
+from argus.capture.process.targets import descendants, start_ticks
+from argus.system.proc import owner_of
 
 _SCANS, _SCAN_EVERY = 10, 10
 """While the kernel reports forks at once, /proc is searched for others in the first looks, and in every tenth later:

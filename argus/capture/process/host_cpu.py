@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from argus.capture.process.targets import PROC, cpu_ns, read_file
+from argus.capture.process.targets import PROC, cpu_ns
+from argus.system.proc import read_file
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 """Unit of /proc/stat."""

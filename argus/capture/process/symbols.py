@@ -396,7 +396,7 @@ class Symbols:
         if file is None:
             self.counters["native_files_unreadable"] += 1
             return None
-        own = f"user {progress.user}", file.key
+        own = str(progress.owner), file.key
         region.key = next((key for key in (own, file.key) if key in _tables), file.key)
         if region.key in _tables:
             return _tables[region.key]

@@ -28,6 +28,7 @@ from argus.model import calls
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.units import listed
 from argus.system import redact
+from argus.system.proc import POD, container_of, read_cgroup, read_file, user_of
 
 PROC = Path("/proc")
 
@@ -366,22 +367,6 @@ def queued_ns(pid: int) -> int:
         return 0
 
 
-def read_file(path: str) -> bytes:
-    """A small file of /proc, in a third of the time that ``Path.read_bytes`` takes.
-
-    Raises:
-        OSError: It is not there, or may not be read.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        while part := os.read(fd, 1 << 14):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
-
-
 def _stat(pid: int) -> tuple[str, int] | None:
     """State letter and start time (clock ticks since boot), fields 3 and 22 of /proc/PID/stat."""
     try:
@@ -509,14 +494,6 @@ def read_program(pid: int) -> bytes:
         return file.read(reader.PROGRAM_BYTES)
 
 
-def read_cgroup(pid: int) -> str:
-    """/proc/PID/cgroup, or nothing where there are no cgroups."""
-    try:
-        return (PROC / str(pid) / "cgroup").read_text(errors="replace")
-    except FileNotFoundError:
-        return ""
-
-
 # Variables by launcher: rank, world size, local rank. The first launcher whose rank variable is a number wins; torchrun
 # comes first because it runs inside the others.
 _LAUNCHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
@@ -535,11 +512,6 @@ _SHARED_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM
 MAX_RANK = 100_000_000
 """A larger rank or world size is a mistake in the environment."""
 MAX_JOB_NAME = 200
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
-
-
-_SLURM = re.compile(r"/slurm[^/]*/(?:.*/)?job_([0-9]{1,19})(?:/|$)", re.MULTILINE)
-"""Slurm's cgroup of a job: /slurm/uid_1000/job_42 (version 1), …/slurmstepd.scope/job_42 (version 2)."""
 
 
 def owned(identity: Identity, pid: int, cgroup: str = "") -> Identity:
@@ -551,40 +523,6 @@ def owned(identity: Identity, pid: int, cgroup: str = "") -> Identity:
         cgroup: /proc/PID/cgroup.
     """
     return replace(identity, uid=user_of(pid), container=container_of(pid, cgroup))
-
-
-def user_of(pid: int) -> int:
-    """The user that a process runs as (its effective one), as this host numbers users; -1: it has ended."""
-    try:
-        for line in read_file(f"{PROC}/{pid}/status").splitlines():
-            if line.startswith(b"Uid:"):
-                return int(line.split()[2])
-    except OSError:
-        pass
-    return -1
-
-
-def owner_of(pid: int) -> tuple[int, str]:
-    """User and container of a process, as ``Identity.owner``; (-1, ""): it has ended."""
-    try:
-        uid = user_of(pid)
-        return (uid, container_of(pid, read_cgroup(pid))) if uid >= 0 else (-1, "")
-    except OSError:
-        return -1, ""
-
-
-def container_of(pid: int, cgroup: str) -> str:
-    """What distinguishes two containers: the pod, whose containers have PID namespaces of their own; Slurm's job, which
-    has none; else the PID namespace. Empty: the process is in none."""
-    if pod := _POD.search(cgroup):
-        return f"pod {pod.group(1).replace('_', '-')}"
-    if job := _SLURM.search(cgroup):
-        return f"slurm {job.group(1)}"
-    try:
-        namespace = os.readlink(f"{PROC}/{pid}/ns/pid")
-        return "" if namespace == os.readlink(f"{PROC}/self/ns/pid") else namespace
-    except OSError:
-        return ""
 
 
 def _number(environment: dict[str, str], names: Iterable[str]) -> int:
@@ -612,7 +550,7 @@ def identify(environment: dict[str, str], command_line: bytes = b"", cgroup: str
             continue
         launcher, rank, world, local = name, value, size, _number(environment, local_names)
         break
-    pod = _POD.search(cgroup)
+    pod = POD.search(cgroup)
     if launcher == "unknown" and (pod or environment.get("KUBERNETES_SERVICE_HOST")):
         launcher = "kubernetes"
     shared = (environment.get(name, "") for name in _SHARED_VARIABLES)

@@ -19,8 +19,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.process.targets import PROC, cpu_ns, read_file
+from argus.capture.process.targets import PROC, cpu_ns
 from argus.model.records import NOT_MEASURED, THREAD_USAGE
+from argus.system.proc import read_file
 
 _NETLINK_GENERIC = 16
 """From include/uapi/linux/netlink.h; Python's socket module lacks it."""

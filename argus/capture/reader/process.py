@@ -475,7 +475,7 @@ class _Reader:
                 os.close(fd)
             _, size, more, _ = HEADER.unpack(head)
             request, data = json.loads(receive(self.sock, size)), receive(self.sock, more)
-            progress.process, progress.user = request["pid"], request["user"]
+            progress.process, progress.owner = request["pid"], tuple(request["owner"])
             signal.setitimer(signal.ITIMER_PROF, self.cpu_s)  # its signal ends the process
             give: tuple[dict[str, Any], bytes, list[int]]
             try:

@@ -13,8 +13,8 @@ MEMORY, PATHS, PROGRAM = b"memory", "paths", "program"
 page: memoryview | None = None
 """Shared with the parent; None: this is no reader."""
 dead: set[str] = set()
-"""What did not answer, as ``of_user`` and ``of_process`` name it: nothing of it is opened."""
-process, user = 0, -1
+"""What did not answer, as ``of_owner`` and ``of_process`` name it: nothing of it is opened."""
+process, owner = 0, (-1, "")
 """Whose files and memory are read for the request that is being answered."""
 missed: set[str] = set()
 """What of ``dead`` would have been opened since this was emptied."""
@@ -25,9 +25,9 @@ def of_process(what: str, pid: int) -> str:
     return f"{what} of process {pid}"
 
 
-def of_user(device: str, uid: int) -> str:
-    """A file system, for all processes of one user."""
-    return f"{device} of user {uid}"
+def of_owner(device: str, owner: tuple[int, str]) -> str:
+    """A file system, for all processes of one user in one container."""
+    return f"{device} of user {owner[0]} in {owner[1]}" if owner[1] else f"{device} of user {owner[0]}"
 
 
 class Touching:
@@ -68,7 +68,7 @@ def file(device: str) -> Touching:
 
 def refuse(device: str) -> None:
     """Raises OSError if the file system did not answer before."""
-    for what in (of_process(device, process), of_user(device, user)) if dead else ():
+    for what in (of_process(device, process), of_owner(device, owner)) if dead else ():
         if what in dead:
             missed.add(what)
             raise TimeoutError(f"the file system {device} does not answer")

@@ -7,14 +7,15 @@ hangs, that was killed or that runs out of memory.
 A reader has CPU time for a request (``wire.CPU_S``), not time on the clock: a busy node is no failure. One that neither
 runs nor waits for a CPU, and has not for ``HUNG_S``, or in all for ``SLOW_S``, is given up: it is ended, without a wait
 for its end; another one begins. What it hung on it has written into a page that both see. If that is a file, nothing of
-its file system is opened for a while for processes of that user: others may read from it, and their experience is their
-own. If Argus itself lives on that file system, it is alive, and the process did something to its file: only for that
-process nothing of it is opened. The same holds for a path that the process chose, which may lead anywhere. If it is
-memory, the memory of that process is not read any more; the rest of what can be read of the process goes on. Who brings
-a reader down in another way, twice, is not read any more at all.
+its file system is opened for a while for processes of that user in that container: others may read from it, and their
+experience is their own. If Argus itself lives on that file system, it is alive, and the process did something to its
+file: only for that process nothing of it is opened. The same holds for a path that the process chose, which may lead
+anywhere. If it is memory, the memory of that process is not read any more; the rest of what can be read of the process
+goes on. Who brings a reader down in another way, twice, is not read any more at all.
 
-While a reader reads, the loop of a trace waits. So processes, and users, have a share of its time (``PROCESS_SHARE``,
-``USER_SHARE``): beyond it they are refused until they have some again.
+While a reader reads, the loop of a trace waits. So processes, users in one container, and users have a share of its
+time (``PROCESS_SHARE``, ``OWNER_SHARE``, ``USER_SHARE``), and of the readers that may be left hanging (``MOST_HUNG``):
+beyond it they are refused until they have some again.
 
 Readers are forks of a process that has imported everything and read nothing (``process``), which begins before a
 trace gives up its rights. Imports no numpy.
@@ -36,16 +37,17 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from argus.capture.process.mapped import device_of
 from argus.capture.reader import left_out, progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
 from argus.model.counters import describe
 from argus.system import disk_cache, privileges
+from argus.system.proc import owner_of
 
 PROC = Path("/proc")
 HUNG_S, HUNG_AT_START_S = 4.0, 30.0
@@ -62,8 +64,10 @@ a cold disk each of a thousand files takes 10 ms. A file system that answers eac
 PROCESS_S, PROCESS_SHARE = 60.0, 0.2
 """For so long a process is read at first, and this share of the time after that: CPU time and waits for its files. A
 process with a PyTorch of its own takes some 10 s at first, then a few ms a stack."""
-USER_S, USER_SHARE = 120.0, 0.4
-"""The same for all processes of a user."""
+OWNER_S, OWNER_SHARE = 120.0, 0.4
+"""The same for all processes of a user in one container."""
+USER_S, USER_SHARE = 8 * OWNER_S, 2 * OWNER_SHARE
+"""The same for all processes of a user: in containers, most are root's."""
 MOST_CHARGED_S = 30.0
 """Of one request. Time in which Argus itself was stopped is in it."""
 LONGEST_S = 600.0
@@ -75,17 +79,25 @@ STRIKES = 2
 MOST_HANGS = 3
 """File systems that do not answer that a process may bring, each of which costs :data:`HUNG_S`: whose mounts are his
 own may have any number. Beyond it nothing of the process is read."""
-PATIENT, IMPATIENT_S = 8, 0.5
-"""After so many files or memories of one user's processes that did not answer, others of that user's are waited for so
-long: who starts a thousand such processes must not hold up the trace for an hour."""
+PATIENT, PATIENT_WITH_USER, IMPATIENT_S = 8, 64, 0.5
+"""After so many files or memories that did not answer, of one user's processes in a container or in all of them, others
+of these are waited for so long: who starts a thousand such processes must not hold up the trace for an hour."""
 MOST_MISSED = 64
 """File systems that an answer may name."""
-MOST_HUNG = 16
-"""Readers that may be left hanging: a process in the kernel's hands cannot be ended. Beyond it, nothing is read."""
+MOST_HUNG, MOST_HUNG_OF_OWNER = 32, 4
+"""Readers that may be left hanging in all, and for one user's processes in a container: a process in the kernel's hands
+cannot be ended. All processes of a user may leave as many as stay free. Whoever has left so many is not read until one
+has ended."""
 _LETS_GO = ("close", "forget")
 """Requests that only let go of something."""
 _MOST_BUDGETS = 16_384
 """Processes, or users, of which is remembered what they have left."""
+Owner = tuple[int, str]
+"""User and container (``owner_of``)."""
+NOBODY: Owner = -1, ""
+OWNER_FOR_S = 1.0
+"""For so long a process is taken to be whose it was: to look costs 70 us."""
+Key = TypeVar("Key", bound=Hashable)
 _DEVICE = re.compile(r"[0-9a-f]+:[0-9a-f]+")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 PROGRAM_BYTES = 64
@@ -154,19 +166,24 @@ class Reader:
         self._page: mmap.mmap | None = None
         self._sock: socket.socket | None = None
         self._pid = 0
-        self._left: list[int] = []
+        self._left: list[tuple[int, Owner]] = []
         self._most_cpu_s = 0.0
         self._strikes: Counter[int] = Counter()
         self._no_memory: set[int] = set()
         self._hangs: Counter[int] = Counter()
-        self._hangs_of_users: Counter[int] = Counter()
+        self._hangs_of: Counter[Owner | int] = Counter()
         self._dead: dict[str, float] = {}
         self._reported: set[str] = set()
         self._waits_s: dict[str, float] = {}
         self._hung: set[str] = set()
         self._own: set[str] = set()
-        self._of_processes = _Budget(PROCESS_S, PROCESS_SHARE)
-        self._of_users = _Budget(USER_S, USER_SHARE)
+        self._owners: dict[int, tuple[Owner, float]] = {}
+        self._new_budgets()
+
+    def _new_budgets(self) -> None:
+        self._of_processes = _Budget[int](PROCESS_S, PROCESS_SHARE)
+        self._of_owners = _Budget[Owner](OWNER_S, OWNER_SHARE)
+        self._of_users = _Budget[int](USER_S, USER_SHARE)
 
     # ---- processes
 
@@ -198,7 +215,7 @@ class Reader:
         self._dead.clear()
         self._waits_s.clear()
         self._hung.clear()
-        self._of_processes, self._of_users = _Budget(PROCESS_S, PROCESS_SHARE), _Budget(USER_S, USER_SHARE)
+        self._new_budgets()
         self._own = _own_file_systems()
         self._start()
 
@@ -281,8 +298,11 @@ class Reader:
             (self._pid,) = struct.unpack("<i", data)
         return self._pid
 
-    def _end(self) -> None:
-        """Ends the reader, and waits for nothing: one that hangs in the kernel ends when that lets go of it."""
+    def _end(self, owner: Owner = NOBODY) -> None:
+        """Ends the reader, and waits for nothing: one that hangs in the kernel ends when that lets go of it.
+
+        ``owner``: for whose process it hangs.
+        """
         sock, self._sock = self._sock, None
         pid, self._pid = self._pid, 0
         if sock is not None:
@@ -290,17 +310,18 @@ class Reader:
         if pid and self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.sendall(HEADER.pack(MAGIC, pid, 0, 0))
-            self._left.append(pid)
-        self._left = [one for one in self._left if os.path.exists(f"/proc/{one}")]
+            self._left.append((pid, owner))
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        self._left = [one for one in self._left if os.path.exists(f"/proc/{one[0]}")]
 
     def _renew(self) -> None:
         """A reader that answers, begun anew if the last one was ended, and its nursery if somebody ended that."""
         if self._sock is not None:
             return
         if len(self._left) >= MOST_HUNG:
-            self._left = [one for one in self._left if os.path.exists(f"/proc/{one}")]
-            if len(self._left) >= MOST_HUNG:
-                raise Unreadable(f"{len(self._left)} readers hang")
+            raise Unreadable(f"{len(self._left)} readers hang")
         self.counters["reader_restarts"] += 1
         try:
             self._birth()
@@ -313,7 +334,7 @@ class Reader:
 
     def _report_dead(self) -> None:
         if self._dead.keys() != self._reported:
-            self._exchange({"op": "dead", "pid": 0, "user": -1, "what": sorted(self._dead)}, b"").close()
+            self._exchange({"op": "dead", "pid": 0, "owner": NOBODY, "what": sorted(self._dead)}, b"").close()
             self._reported = set(self._dead)
 
     def enter(self) -> None:
@@ -376,9 +397,9 @@ class Reader:
             raise Unreadable("there is no reader")
         if self._strikes[pid] >= STRIKES:
             raise Unreadable(f"process {pid} is not read any more")
-        user = _owner(pid)
+        owner = self._owner_of(pid)
         lets_go = op in _LETS_GO or more.get("pointers", ()) is None
-        if not lets_go and not self._has_time(pid, user):
+        if not lets_go and (self._has_left_too_many(owner) or not self._has_time(pid, owner)):
             self.counters["reads_over_budget"] += 1
             self.on_loss("reads_over_budget", pid, 1, "")
             raise Unreadable(f"{op} of process {pid}: to read it, or others of its user, took too long")
@@ -386,12 +407,12 @@ class Reader:
         self._renew()
         spent = _Spent(self._pid)
         try:
-            answer = self._exchange({"op": op, "pid": pid, "user": user, **more}, data)
+            answer = self._exchange({"op": op, "pid": pid, "owner": owner, **more}, data)
         except (Malformed, wire.Closed, OSError) as failure:
-            self._blame(pid, user, failure)
+            self._blame(pid, owner, failure)
             raise Unreadable(f"{op} of process {pid}: {failure}") from failure
         finally:
-            self._charge(pid, user, spent.seconds())
+            self._charge(pid, owner, spent.seconds())
         fields = answer.what
         self._note(pid, fields)
         if "failed" in fields:
@@ -404,14 +425,37 @@ class Reader:
             raise OSError(int(number), str(text)[:200])
         return answer
 
-    def _has_time(self, pid: int, user: int) -> bool:
-        return pid <= 0 or (self._of_processes.left(pid) > 0 and (user < 0 or self._of_users.left(user) > 0))
+    def _owner_of(self, pid: int) -> Owner:
+        now = time.monotonic()
+        owner, since = self._owners.get(pid, (NOBODY, -OWNER_FOR_S))
+        if now - since >= OWNER_FOR_S:
+            if len(self._owners) >= _MOST_BUDGETS:
+                self._owners.clear()
+            owner = _owner(pid)
+            self._owners[pid] = owner, now
+        return owner
 
-    def _charge(self, pid: int, user: int, seconds: float) -> None:
+    def _has_time(self, pid: int, owner: Owner) -> bool:
+        if pid <= 0 or self._of_processes.left(pid) <= 0:
+            return pid <= 0
+        return owner == NOBODY or (self._of_owners.left(owner) > 0 and self._of_users.left(owner[0]) > 0)
+
+    def _charge(self, pid: int, owner: Owner, seconds: float) -> None:
         seconds = min(seconds, MOST_CHARGED_S)
         self._of_processes.spend(pid, seconds)
-        if user >= 0:
-            self._of_users.spend(user, seconds)
+        if owner != NOBODY:
+            self._of_owners.spend(owner, seconds)
+            self._of_users.spend(owner[0], seconds)
+
+    def _has_left_too_many(self, owner: Owner) -> bool:
+        """Whether so many readers hang for these processes that another one might not be left for others'."""
+        if not self._left:
+            return False
+        self._forget_ended()
+        of_owner = sum(one == owner for _, one in self._left)
+        of_user = sum(one[0] == owner[0] for _, one in self._left)
+        free = MOST_HUNG - len(self._left)
+        return not free or (owner != NOBODY and (of_owner >= MOST_HUNG_OF_OWNER or of_user >= free))
 
     def distrust(self) -> None:
         """The last answer made no sense: its reader is ended."""
@@ -440,6 +484,7 @@ class Reader:
     def forget(self, pid: int) -> None:
         """A process has ended: its number may be another's."""
         self._strikes.pop(pid, None)
+        self._owners.pop(pid, None)
         self._no_memory.discard(pid)
         self._hangs.pop(pid, None)
         self._of_processes.forget(pid)
@@ -457,19 +502,20 @@ class Reader:
             with contextlib.suppress(Malformed, wire.Closed, OSError):
                 self._report_dead()
 
-    def _blame(self, pid: int, user: int, failure: Exception) -> None:
+    def _blame(self, pid: int, owner: Owner, failure: Exception) -> None:
         """A reader was brought down: by what?"""
         doing = self._doing()
-        self._end()
+        self._end(owner if isinstance(failure, TimeoutError) else NOBODY)
         if isinstance(failure, TimeoutError):
-            self._hangs_of_users[user] += 1
+            self._hangs_of[owner] += 1
+            self._hangs_of[owner[0]] += 1
         if doing == progress.MEMORY.decode() and isinstance(failure, TimeoutError):
             if pid not in self._no_memory:
                 self.counters["memory_hung"] += 1
                 self.on_loss("memory_hung", pid, 1, "")
                 self._no_memory.add(pid)
                 return
-        elif isinstance(failure, TimeoutError) and (what := self._given_up(doing, pid, user)):
+        elif isinstance(failure, TimeoutError) and (what := self._given_up(doing, pid, owner)):
             wait_s = self._waits_s.get(what, RETRY_S)
             self._waits_s[what] = min(2 * wait_s, LONGEST_RETRY_S)
             self._dead[what] = time.monotonic() + wait_s
@@ -484,11 +530,14 @@ class Reader:
             return
         self._strike(pid)
 
-    def _given_up(self, doing: str, pid: int, user: int) -> str:
+    def _is_patient(self, owner: Owner) -> bool:
+        return self._hangs_of[owner] < PATIENT and self._hangs_of[owner[0]] < PATIENT_WITH_USER
+
+    def _given_up(self, doing: str, pid: int, owner: Owner) -> str:
         """What is not opened any more after a reader hung; empty: it has not said on what."""
         if _DEVICE.fullmatch(doing):
-            own = user < 0 or doing in self._own
-            return progress.of_process(doing, pid) if own else progress.of_user(doing, user)
+            own = owner == NOBODY or doing in self._own
+            return progress.of_process(doing, pid) if own else progress.of_owner(doing, owner)
         return progress.of_process(doing, pid) if doing in (progress.PATHS, progress.PROGRAM) else ""
 
     def _strike(self, pid: int) -> None:
@@ -517,8 +566,7 @@ class Reader:
         sock, number = self._sock, self._number()
         assert sock is not None
         wire_text = json.dumps(request).encode()
-        patient = self._hangs_of_users[request["user"]] < PATIENT
-        waiting = _Waiting(sock, number, HUNG_S if patient else IMPATIENT_S)
+        waiting = _Waiting(sock, number, HUNG_S if self._is_patient(request["owner"]) else IMPATIENT_S)
         waiting.send(HEADER.pack(MAGIC, len(wire_text), len(data), 0) + wire_text + data)
         while True:
             answer = waiting.receive()
@@ -529,8 +577,8 @@ class Reader:
                 self.on_slow(str(answer.what["slow"])[:4096])
 
 
-class _Budget:
-    """Seconds of each process, or user.
+class _Budget(Generic[Key]):
+    """Seconds of each process, owner or user.
 
     Args:
         burst_s: What each has at first, and at most.
@@ -539,20 +587,20 @@ class _Budget:
 
     def __init__(self, burst_s: float, share: float) -> None:
         self._burst_s, self._share = burst_s, share
-        self._left: OrderedDict[int, tuple[float, float]] = OrderedDict()
+        self._left: OrderedDict[Key, tuple[float, float]] = OrderedDict()
 
-    def left(self, key: int) -> float:
+    def left(self, key: Key) -> float:
         """Seconds that are left; negative: the last request took more."""
         left, since = self._left.get(key, (self._burst_s, 0.0))
         return min(left + (time.monotonic() - since) * self._share, self._burst_s)
 
-    def spend(self, key: int, seconds: float) -> None:
+    def spend(self, key: Key, seconds: float) -> None:
         self._left[key] = self.left(key) - seconds, time.monotonic()
         self._left.move_to_end(key)
         while len(self._left) > _MOST_BUDGETS:
             self._left.popitem(last=False)
 
-    def forget(self, key: int) -> None:
+    def forget(self, key: Key) -> None:
         self._left.pop(key, None)
 
 
@@ -702,12 +750,9 @@ def _state(pid: int) -> tuple[str, tuple[str, ...]]:
     return stat[0], (stat[11], stat[12], *switches)
 
 
-def _owner(pid: int) -> int:
-    """The user whose process it is; -1: it has ended, or is none."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid if pid > 0 else -1
-    except OSError:
-        return -1
+def _owner(pid: int) -> Owner:
+    """User and container of a process; ``NOBODY``: it has ended, or is none."""
+    return owner_of(pid) if pid > 0 else NOBODY
 
 
 def _own_file_systems() -> set[str]:

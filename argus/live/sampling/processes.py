@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.process.targets import PROC, mapped_pages, program_of, read_file
+from argus.capture.process.targets import PROC, mapped_pages, program_of
 from argus.capture.process.threads import ThreadWatch
 from argus.capture.python.code import DECODED_BYTES, CodeResolver
 from argus.capture.python.interpreter import MAX_COUNT, PythonProcess, find_interpreter
@@ -24,6 +24,7 @@ from argus.live.roster import YOUNG_S
 from argus.live.sampling.process import SampledProcess, symbols_of
 from argus.live.sampling.programs import StackPrograms
 from argus.live.session import Session
+from argus.system.proc import read_file
 
 REFRESH_ALL_S = 5.0
 """How often children of all threads are looked for, and programs executed that the kernel did not report."""

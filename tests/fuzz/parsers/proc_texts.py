@@ -11,10 +11,11 @@ from unittest import mock
 from argus.capture.process import candidates, symbols, targets
 from argus.capture.python import interpreter
 from argus.capture.reader import reader
+from argus.system import proc
 from tests.fuzz.harness import Bytes, is_text, joined
 
 ALLOWED = ()
-CODE = ["argus.capture.process.targets", "argus.capture.process.candidates"]
+CODE = ["argus.capture.process.targets", "argus.capture.process.candidates", "argus.system.proc"]
 TOKENS = [b"RANK=", b"WORLD_SIZE=", b"LOCAL_RANK=", b"SLURM_JOB_ID=7", b"SLURM_PROCID=1", b"TORCHELASTIC_RUN_ID=",
           b"JOB_NAME=", b"\0", b"\r", b"\n", b"-m\0torch.distributed.run\0", b"kubepods/pod", b"/job_42/",
           b"0123456-89ab-cdef-0123-456789abcdef", b" (deleted)", b"\xed\xa0\x80", b"\xff"]  # fmt: skip
@@ -81,12 +82,13 @@ def run(data: bytes) -> None:
     _write(environment, command, cgroup, comm, path)
     with (
         mock.patch.object(targets, "PROC", _folder),
+        mock.patch.object(proc, "PROC", _folder),
         mock.patch.object(reader, "PROC", _folder),
         mock.patch.object(candidates, "PROC", _folder),
         mock.patch.object(interpreter, "PROC", _folder),
     ):
-        output = targets.identify(targets.read_environment(PID), command, targets.read_cgroup(PID))
-        whole = targets.owned(output, PID, targets.read_cgroup(PID))
+        output = targets.identify(targets.read_environment(PID), command, proc.read_cgroup(PID))
+        whole = targets.owned(output, PID, proc.read_cgroup(PID))
         assert -1 <= output.rank <= targets.MAX_RANK
         assert 0 <= output.world_size <= targets.MAX_RANK
         assert -1 <= output.local_rank <= targets.MAX_RANK
@@ -102,7 +104,7 @@ def run(data: bytes) -> None:
         assert len(symbols._MAPS_LINE.findall((_folder / str(PID) / "maps").read_bytes())) == 2
         assert targets.start_ticks(PID) == 7
         assert targets.parent_of(PID) == 1
-        assert targets.user_of(PID) == 1000
+        assert proc.user_of(PID) == 1000
         assert targets._thread_group(PID) == PID
         words = targets.read_command(PID)
         targets.script_name(words)
