@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, get_args
 
@@ -49,6 +48,7 @@ from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import Counter
+from argus.system.aside import Aside
 from argus.system.privileges import lacking, needed
 from argus.system.resources import resource_dir
 
@@ -139,8 +139,7 @@ class Window:
         self.hits += self._count()
         self.end_ns = time.monotonic_ns()
         # Each close waits for a grace period of the kernel: one after the other, the last would be there for long.
-        with ThreadPoolExecutor(max_workers=max(len(self._links), 1)) as pool:
-            list(pool.map(os.close, self._links))
+        close_links([(self._links, [])])
 
     def close(self) -> None:
         """Ends it now, if it has not ended, and waits until its probes are gone, or for a while."""
@@ -190,7 +189,7 @@ class Probes:
         self._module = self._compile(launch_ring_bytes)
         self.backend: Backend = self._load(backend)
         self.owners = Owners(self._module)
-        self._closing: list[threading.Thread] = []
+        self._closing: list[Aside[None]] = []
         self.prices: Prices = prices(self.backend, self._attach_to_self)
         self._placement = Placement(self._module, self.prices, launch_durations=launch_durations)
         self._at_exit = self._attach_at_exit()
@@ -269,9 +268,7 @@ class Probes:
             yield
         finally:
             # Each close waits for a grace period of the kernel, and nobody needs to wait for it.
-            closing = threading.Thread(target=close_links, args=([(links, [])],))
-            closing.start()
-            self._closing.append(closing)
+            self._closing.append(Aside(lambda: close_links([(links, [])]), "argus-unlink"))
 
     # --- which processes
 
@@ -479,9 +476,9 @@ class Probes:
         for attachment in attachments:
             self.attachments.remove(attachment)
         self._placement.release(*attachments)
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
-        self._closing.append(threading.Thread(target=close_links, args=(self._links_of(*attachments),)))
-        self._closing[-1].start()
+        self._closing = [closing for closing in self._closing if not closing.wait(0)]
+        links = self._links_of(*attachments)
+        self._closing.append(Aside(lambda: close_links(links), "argus-unlink"))
 
     def _close(self, *attachments: Attachment) -> None:
         close_in_time(self._links_of(*attachments))
@@ -641,7 +638,7 @@ class Probes:
         self._end_follow_forks()
         self.detach()
         for closing in self._closing:
-            closing.join(PATIENCE_S)
+            closing.wait(PATIENCE_S)
         for ring in self.rings().values():
             ring.close()
         os.close(self._at_exit)

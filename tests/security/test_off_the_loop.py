@@ -245,6 +245,19 @@ def test_probes_that_do_not_go_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     assert gone.wait(10), "they go on by themselves"
 
 
+HANGS = """
+import os, sys, time
+from types import SimpleNamespace
+from argus.capture.kernel import links
+links.os = SimpleNamespace(close=lambda fd: time.sleep(60))
+assert not links.close_in_time([([3], [])], 0.1)
+"""
+
+
+def test_nor_by_a_process_that_ends() -> None:
+    subprocess.run([sys.executable, "-c", HANGS], timeout=20, check=True)
+
+
 def _is_open(fd: int) -> bool:
     try:
         os.fstat(fd)

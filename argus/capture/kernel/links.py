@@ -7,7 +7,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,9 @@ PERF_FLAG_FD_CLOEXEC = 8
 _BPF_PERF_EVENT = 41
 PATIENCE_S = 5.0
 """Longest wait for probes that the kernel puts on a file, or takes away: tens of ms where everybody answers."""
+
+CLOSERS = 64
+"""Threads that close links."""
 
 
 class _LinkCreateUprobeMulti(ctypes.Structure):
@@ -107,12 +110,19 @@ def _link_perf(program: int, path: str, offset: int, cookie: int, at_exit: bool,
 
 
 def close_links(links: Sequence[tuple[list[int], list[int]]]) -> None:
-    """Closes links, given as pairs of those at entries and those at exits."""
+    """Closes links, given as pairs of those at entries and those at exits. A process that ends does not wait for it."""
     # Each close waits for a grace period of the kernel; the waits of several threads overlap. Entries first: a call
     # entered without its exit probed would look as if it never returned.
-    with ThreadPoolExecutor(max_workers=64) as pool:
-        for edge in (0, 1):
-            list(pool.map(os.close, [link for both in links for link in both[edge]]))
+    for edge in (0, 1):
+        edges = [link for both in links for link in both[edge]]
+        shares = [edges[number::CLOSERS] for number in range(min(CLOSERS, len(edges)))]
+        for closing in [Aside(partial(_close_all, share), "argus-unlink") for share in shares]:
+            closing.result()
+
+
+def _close_all(links: Sequence[int]) -> None:
+    for link in links:
+        os.close(link)
 
 
 def link_in_time(make: Callable[[], list[int]], seconds: float = PATIENCE_S) -> list[int]:
