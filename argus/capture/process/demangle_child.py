@@ -20,7 +20,9 @@ import signal
 import struct
 import sys
 
-_NOBODY = 65534
+USER = 0xF1000000
+"""User and group of the process, plus the parent's PID: no system gives such numbers to anybody, so that no process but
+root's may send it signals. Readers have others (``argus.capture.reader.process``)."""
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3, include/uapi/linux/capability.h
 _NO_NEW_PRIVS = 38  # PR_SET_NO_NEW_PRIVS, include/uapi/linux/prctl.h
 _SECCOMP = 22  # PR_SET_SECCOMP
@@ -67,11 +69,12 @@ def _limit(nbytes: int) -> None:
 
 
 def _give_up_rights() -> None:
-    """Becomes nobody. A trace has no right to that any more: then root without a capability."""
+    """Becomes a user that nobody is. A trace has no right to that any more: then root without a capability."""
+    user = USER + os.getppid() % 0x01000000
     with contextlib.suppress(OSError):
         os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
     ctypes.CDLL(None).capset(header, ctypes.create_string_buffer(24))
 
