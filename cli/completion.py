@@ -3,6 +3,9 @@
 A shell asks at each TAB, so that an answer may take some tenths of a second at most, and no failure may print anything.
 Names come from a small file per store; an engine that runs is asked for newer ones, and where none runs, a process in
 the background starts one and writes the file for the next TAB.
+
+Whoever is traced chooses a job's name, and a shell inserts a word as it comes: only words that no shell obeys are
+offered.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -31,6 +35,9 @@ FRESH_S = 10.0
 """So young a file is not asked for anew."""
 MAX_BYTES = 16 << 20
 """Of a file of names."""
+_INERT = re.compile(r"[A-Za-z0-9_./](?:[A-Za-z0-9_.@:+/%,-]|(?<=[A-Za-z0-9_])=)*")
+"""Words that mean nothing but themselves to bash, zsh and fish, and begin no option. ``~``, and ``=`` at the beginning
+or after a sign, would be replaced; ``!`` brings back a line."""
 _QUERY = (
     "SELECT job, run, arraySort(groupUniqArray(rank)) AS ranks FROM ranks GROUP BY job, run ORDER BY run DESC"
     " FORMAT JSONEachRow"
@@ -126,7 +133,7 @@ def asked_for(words: list[str], begun: str) -> str | None:
 
 
 def choices(kind: str, names: Names, words: list[str], begun: str) -> list[str]:
-    """The words that may stand there, the newest run's first.
+    """The words that may stand there, the newest run's first, without those that a shell would not take as they are.
 
     Args:
         kind: ``job``, ``run`` or ``rank``.
@@ -134,6 +141,10 @@ def choices(kind: str, names: Names, words: list[str], begun: str) -> list[str]:
         words: The words before: they may name a job and a run.
         begun: How the word begins; of ranks several may stand there, by comma.
     """
+    return [word for word in _beginning(kind, names, words, begun) if _INERT.fullmatch(word)]
+
+
+def _beginning(kind: str, names: Names, words: list[str], begun: str) -> list[str]:
     if kind == "job":
         return [job for job in dict.fromkeys(str(row["job"]) for row in names) if job.startswith(begun)]
     job, run = _after(words, "--job") or _removed(words), _after(words, "--run")

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from argus.cli import completion
 from argus.cli.live import Scene, frame, plain_line
 from argus.cli.main import VERBS
 from argus.cli.output import SafeText
@@ -37,8 +38,9 @@ from argus.store.open import open_store
 from argus.store.schema_files import table_columns
 from argus.store.writer import Writer
 from tests.builders.live_views import a_view, degraded
-from tests.forked import argus_bytes
+from tests.forked import ROOT, argus_bytes
 from tests.stores import new_store
+from tests.terminal import Terminal
 
 EVIL = "\x1b]0;owned\x07\x9b2J[/bold]\r\u202e\nFORGED \x1b[1A\x1b[2K"
 JOB = f"job{EVIL}"
@@ -326,6 +328,45 @@ def test_a_terminal_gets_colours_and_nothing_else(words: list[str], store: str) 
     assert "job" in text or "node" in text
     found = BAD.search(text) or FORGED.search(text)
     assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
+
+
+OBEYED = (
+    "$(id)", "`id`", "a;id", "a&id", "a|id", "a>b", "a<b", "a b", "a\tb", "a\nid", "a\\", "'a", 'a"', "a*", "a?", "[a]",
+    "{a,b}", "~root", "a=~root", "a:~root", "!!", "a!b", "^a^b", "#a", "=id", "a==id", "a:=id", "%self", "-x", "--job",
+    "(a)", "a#", "\xe9", "", EVIL, JOB,
+)  # fmt: skip
+"""Words that bash, zsh or fish would take for something else, or that are more than they seem."""
+
+
+@pytest.mark.parametrize("name", OBEYED)
+def test_no_word_that_a_shell_obeys_is_offered_by_tab(name: str) -> None:
+    names = [{"job": name, "run": name, "ranks": [name]}, {"job": "a", "run": 7, "ranks": [1]}]
+    assert completion.choices("job", names, ["diagnose", "--job"], "") == ["a"]
+    assert completion.choices("run", names, ["diagnose", "--run"], "") == ["7"]
+    assert completion.choices("rank", names, ["diagnose", "--rank"], "") == []
+
+
+@pytest.mark.parametrize("name", ["llama-3.1_70b@a", "team/x:7", "lr=0.1,bs=2+4", "50%", "A", "0"])
+def test_other_names_are_offered_by_tab(name: str) -> None:
+    assert completion.choices("job", [{"job": name, "run": 7, "ranks": [1]}], ["jobs"], "") == [name]
+
+
+def test_a_name_that_bash_completed_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof, program, url = tmp_path / "proof", tmp_path / "argus", f"spool://{tmp_path}/none"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} -m argus.cli.main "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    environment = {"ARGUS_STORE": url, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with Terminal(200, environment=environment) as terminal:
+        terminal.type('eval "$(argus completion bash)"; echo re"ady"\n')
+        terminal.wait_for("ready")
+        completion._write(completion.names_file(url), [{"job": f"$(id>{proof})", "run": 1, "ranks": [0]}])
+        terminal.type("argus flag --job \t\n")
+        terminal.wait_for("requires an argument")
+        assert not proof.exists()
+        completion._write(completion.names_file(url), [{"job": "llama", "run": 1, "ranks": [0]}])
+        terminal.type("argus flag --job \t")
+        terminal.wait_for("--job llama")
 
 
 def own_lines(verb: str, words: list[str]) -> bool:
