@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import click
 
 from argus.live import preflight
 from argus.model.errors import EXIT_UNAVAILABLE
+from argus.model.text import printable
 from argus.system import privileges
 
 from .options import format_option
+from .output import styled
 
 
 @click.command()
@@ -44,7 +47,8 @@ def command(output_format: str) -> int:
                 mark, colour = ("part", "yellow") if feature.partial else ("on", "green")
             else:
                 mark, colour = "off", "red" if feature.needed else "yellow"
-            click.echo(f"{feature.name:<{width}}  {click.style(f'{mark:<4}', fg=colour)}  {feature.detail}")
+            line = f"{feature.name:<{width}}  {click.style(f'{mark:<4}', fg=colour)}  {printable(feature.detail)}"
+            click.echo(line, file=styled(sys.stdout))
             if feature.fix:
                 click.echo(f"{'':<{width}}        → {feature.fix}")
         click.echo()

@@ -17,7 +17,7 @@ from argus.live.job import Job, Member
 from argus.live.tracer import Tracer
 from argus.model.counters import describe_all, numbered
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.text import counted, harmless
+from argus.model.text import counted, printable
 from argus.model.units import elapsed
 from argus.store.open import Store
 
@@ -32,7 +32,7 @@ WHOLE_S = 3600.0
 def say(console: Console, text: str, style: str | None = None) -> None:
     """A line, not coloured by its words, at once: whole where it is piped (lines are for grep, too), on a terminal
     folded between words, so that what goes on is indented and paths stay whole."""
-    lines = [harmless(text)]
+    lines = [printable(text)]
     if console.is_terminal:
         indent = " " * (len(text) - len(text.lstrip()) + 2)
         lines = textwrap.wrap(

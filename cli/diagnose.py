@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,6 +29,7 @@ from argus.store.reader import latest_run, list_runs, no_run, query_columns
 from . import interrupt
 from .grammar import parse_open_steps, parse_ranks, parse_since
 from .options import NumberRange, Span, format_option, store_option
+from .output import styled
 from .selection import job_option, last_option, run_option, since_option
 
 EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
@@ -309,7 +311,7 @@ def print_verdict(verdict: Verdict, with_sql: bool, detail: bool, *, hints: bool
 
     from .verdict_text import coverage_line, has_more, show, verdict_lines
 
-    console = Console(highlight=False)
+    console = Console(file=styled(sys.stdout), highlight=False)
     detail = detail or with_sql
     # A terminal that cannot write blocks shows no bars.
     bars = console.is_terminal and console.encoding.lower().startswith("utf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter as Tally
 
 import click
@@ -20,11 +21,12 @@ from argus.capture.reader import reader
 from argus.live.dump import ThreadStack, dump
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Frame
-from argus.model.text import FRAME_WIDTH, counted, shortened
+from argus.model.text import FRAME_WIDTH, counted, printable, shortened
 from argus.semantics.stacks.stack import Group, group_by_stack, label, thread_role
 from argus.system import privileges
 
 from .options import all_pids, format_option, name_given, pid_options
+from .output import styled
 
 FRAMES_SHOWN = 40
 """Of a thread; the frames nearest to the leaf."""
@@ -94,7 +96,7 @@ def command(
         for line in reader.unread():
             click.echo(line, err=True)
         return 0
-    console = Console()
+    console = Console(file=styled(sys.stdout))
     if len(named + others) > 1 and not each:
         _grouped(console, threads)
     else:
@@ -113,7 +115,7 @@ def command(
 
 
 def _print_line(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _where(thread: ThreadStack) -> str:

@@ -15,6 +15,7 @@ from argus.diagnose.owners import owner_of
 from argus.model.errors import EXIT_USAGE, ArgusError
 
 from .options import format_option
+from .output import styled
 from .suggest import closest
 
 WIDEST = 100
@@ -69,7 +70,7 @@ def _unknown(name: str) -> Explanation:
 
 
 def _print(explained: Explanation) -> None:
-    click.echo(click.style(explained.name, bold=True))
+    click.echo(click.style(explained.name, bold=True), file=styled(sys.stdout))
     click.echo(_wrapped(explained.means, 2))
     for part, title in _PARTS:
         click.echo()

@@ -126,10 +126,13 @@ def command(
         else:
             _write(output, "".join(folded.write_difference(two)))
         for line in _changed(changes(two, python=True), two.unit):
-            click.echo(line, err=output is None)
+            click.echo(printable(line), err=output is None)
     if output is not None:
         times = sum(sample.count for sample in profile.samples)
-        click.echo(f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {duration(profile.total_ns)}")
+        click.echo(
+            f"{printable(output)}: {printable(profile.title)}, {printable(profile.subtitle)}; {times:,} samples, "
+            f"{duration(profile.total_ns)}"
+        )
 
 
 def _timeline(
@@ -144,7 +147,7 @@ def _timeline(
     with open_store(store_url, create=False) as store:
         moment, count, notes = write(store, make_selection(store, **choice), Path(output))
     span = span_text((moment.end_ns - moment.begin_ns) / 1e9)
-    click.echo(f"{output}: job {printable(moment.job)}, run {moment.run}, {span}, {count:,} events")
+    click.echo(f"{printable(output)}: job {printable(moment.job)}, run {moment.run}, {span}, {count:,} events")
     for note in notes:
         click.echo(printable(note))
 
@@ -196,7 +199,7 @@ def _table_of_store(
             when = parse_when(*(choice[word] for word in ("steps", "since", "until", "last")))
             chosen = tables.Chosen(choice["job"], choice["run"], parse_ranks(choice["ranks"]), **when)
         rows = tables.write_table(store, tables.narrow(store, found, chosen), Path(output), output_format)
-    click.echo(f"{output}: {rows:,} rows of {found.name}, {len(found.types)} columns")
+    click.echo(f"{printable(output)}: {rows:,} rows of {found.name}, {len(found.types)} columns")
 
 
 _WRITERS: dict[str, Callable[[Profile], str | bytes]] = {

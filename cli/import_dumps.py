@@ -10,6 +10,7 @@ import click
 
 from argus.importers.dumps import dumps, flight_recorder, inspector, moments, ras
 from argus.importers.recordings.recording import find_files
+from argus.model.text import printable
 from argus.store.open import open_store
 
 from .import_trace import _PATHS, _job, _name, _print_stored, _progress, command
@@ -57,8 +58,8 @@ def import_flight_recorder(
         }, indent=2))  # fmt: skip
         return
     click.echo(
-        f"{_name(paths)}: {calls:,} calls of {_counted(len(read_dumps), 'rank')}, {pending:,} of which had not "
-        f"completed; format {', '.join(sorted({dump.version or '?' for dump in read_dumps}))}"
+        f"{printable(_name(paths))}: {calls:,} calls of {_counted(len(read_dumps), 'rank')}, {pending:,} of which "
+        f"had not completed; format {printable(', '.join(sorted({dump.version or '?' for dump in read_dumps})))}"
     )
     _print_stored(job, run, url, stored, notes)
 
@@ -93,8 +94,9 @@ def import_ras(paths: tuple[Path, ...], job: str | None, output_format: str, sto
         }, indent=2))  # fmt: skip
         return
     click.echo(
-        f"{_name(paths)}: {_counted(len(reports), 'report')}, {_counted(len(last.communicators), 'communicator')} of "
-        f"{_counted(len(processes), 'rank')}, {sum(state != 'dumped' for state in states)} that do not answer"
+        f"{printable(_name(paths))}: {_counted(len(reports), 'report')}, "
+        f"{_counted(len(last.communicators), 'communicator')} of {_counted(len(processes), 'rank')}, "
+        f"{sum(state != 'dumped' for state in states)} that do not answer"
     )
     _print_stored(job, run, url, stored, [])
 
@@ -124,7 +126,7 @@ def import_inspector(paths: tuple[Path, ...], job: str | None, output_format: st
             "ranks": stored.ranks, "counters": {**stored.losses, **stored.counters},
         }, indent=2))  # fmt: skip
         return
-    click.echo(f"{_name(paths)}: {rows:,} collectives of {_counted(len(log.communicators), 'communicator')}")
+    click.echo(f"{printable(_name(paths))}: {rows:,} collectives of {_counted(len(log.communicators), 'communicator')}")
     _print_stored(job, run, url, stored, [])
 
 

@@ -23,7 +23,7 @@ from argus.importers.recordings.recording import Progress, Recording, find_files
 from argus.importers.recordings.steps import find_all_steps
 from argus.importers.rows import ImportReport
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.text import counted
+from argus.model.text import counted, named, printable
 from argus.model.units import duration
 from argus.semantics.gpu.flops import utilization as flops_utilization
 from argus.store.failures import load_command
@@ -31,6 +31,7 @@ from argus.store.open import open_store
 from argus.store.url import parse_url
 
 from .options import flops, format_option, new_job_name, peak_tflops_option, step_flops_option, store_option
+from .output import styled
 from .suggest import SuggestingGroup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -105,9 +106,8 @@ def import_kineto(
             recordings.append(kineto.read(file, place, progress))
         convert.check_ranks(recordings)
         hosts = hosts_given(host_of, recordings)
-        _store(
-            recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, progress
-        )
+        stored = _store(recordings, job or _name(paths), ignore_annotations, hosts, utilization, store_url, progress)
+    _show(stored, recordings, utilization, output_format)
 
 
 @command.command("nsys")
@@ -143,9 +143,8 @@ def import_nsys(
             recordings += nsys.read(file, len(recordings), progress)
         convert.check_ranks(recordings)
         hosts = hosts_given(host_of, recordings)
-        _store(
-            recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, progress
-        )
+        stored = _store(recordings, job or _name(paths), ignore_annotations, hosts, utilization, store_url, progress)
+    _show(stored, recordings, utilization, output_format)
 
 
 @command.command("whatif")
@@ -268,8 +267,8 @@ def import_iterations(
         }  # fmt: skip
         click.echo(json.dumps(summary, indent=2))
         return
-    timers = f", phases {', '.join(columns.phases)}" if columns.phases else ""
-    click.echo(f"{shown}: {stored.rows:,} rows, steps {stored.steps[0]} to {stored.steps[1]}{timers}")
+    timers = f", phases {printable(', '.join(columns.phases))}" if columns.phases else ""
+    click.echo(f"{printable(shown)}: {stored.rows:,} rows, steps {stored.steps[0]} to {stored.steps[1]}{timers}")
     _print_stored(job, stored.run, url, stored.report, notes)
 
 
@@ -292,11 +291,11 @@ def _phases(given: tuple[str, ...]) -> dict[str, str]:
 
 def _print_stored(job: str, run: int, url: str, report: ImportReport, notes: list[str]) -> None:
     for note in notes:
-        click.echo(f"  {note}")
+        click.echo(f"  {printable(note)}")
     counts = {**report.losses, **report.counters}
     if counts:
         click.echo("  counted: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counts.items()))
-    click.echo(f"{job}: {counted(len(report.ranks), 'rank')} stored as run {run} in {url}")
+    click.echo(f"{printable(job)}: {counted(len(report.ranks), 'rank')} stored as run {run} in {url}")
     _print_next(job, url)
 
 
@@ -304,7 +303,7 @@ def _print_next(job: str, url: str) -> None:
     target = parse_url(url)
     if target.spool is not None:
         click.echo(f"  {load_command(target)}")
-    click.echo(f"  argus diagnose --job {shlex.quote(job)}")
+    click.echo("  argus diagnose" + (f" --job {shlex.quote(job)}" if job.isprintable() else ""))
 
 
 def _name(paths: tuple[Path, ...]) -> str:
@@ -324,9 +323,13 @@ def _progress() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True), transient=True) as shown:
+    console = Console(file=styled(sys.stderr))
+    text = TextColumn("{task.description}", markup=False)
+    # Nothing is printed meanwhile: rich would put streams in the place of those that print text only.
+    bar = Progress(text, BarColumn(), console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    with bar as shown:
         task = shown.add_task("", total=1.0)
-        yield lambda what, share: shown.update(task, description=what, completed=share)
+        yield lambda what, share: shown.update(task, description=named(what), completed=share)
 
 
 def _store(
@@ -335,10 +338,10 @@ def _store(
     ignore_annotations: bool,
     hosts: dict[int, str],
     utilization: tuple[float, float],
-    output_format: str,
     store_url: str | None,
     progress: Progress,
-) -> None:
+) -> dict[str, Any]:
+    """Stores recordings, and returns what is printed of it as JSON."""
     progress("comparing clocks", 0.0)
     clocks = compare_clocks(recordings)
     for each in recordings:
@@ -352,23 +355,28 @@ def _store(
         url = store.url
     summaries = [convert.summary(each, steps[each.rank]) for each in recordings]
     progress("done", 1.0)
+    return {"job": job, "run": run, "store": url, "recordings": summaries, "notes": notes}
+
+
+def _show(
+    stored: dict[str, Any], recordings: list[Recording], utilization: tuple[float, float], output_format: str
+) -> None:
     if output_format == "json":
-        click.echo(
-            json.dumps({"job": job, "run": run, "store": url, "recordings": summaries, "notes": notes}, indent=2)
-        )
+        click.echo(json.dumps(stored, indent=2))
+        return
+    summaries = stored["recordings"]
+    measured_ns = [each["step_ns"] for each in summaries if each["steps"]]
+    ranks = max(len(summaries), *(each.world_size for each in recordings))
+    if utilization[0] and measured_ns:
+        utilized = [flops_utilization(*utilization, ranks, sum(measured_ns) / len(measured_ns))]
     else:
-        measured_ns = [each["step_ns"] for each in summaries if each["steps"]]
-        ranks = max(len(summaries), *(each.world_size for each in recordings))
-        if utilization[0] and measured_ns:
-            utilized = [flops_utilization(*utilization, ranks, sum(measured_ns) / len(measured_ns))]
-        else:
-            utilized = []
-        _print(summaries, [*notes, *utilized], job, run, url)
+        utilized = []
+    _print(summaries, [*stored["notes"], *utilized], stored["job"], stored["run"], stored["store"])
 
 
 def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int, url: str) -> None:
     for each in summaries:
-        click.echo(f"{Path(each['file']).name}: rank {each['rank']} (by {each['rank_source']})")
+        click.echo(f"{printable(Path(each['file']).name)}: rank {each['rank']} (by {each['rank_source']})")
         click.echo(
             f"  {each['gpu_operations']:,} GPU operations ({each['kernels']:,} kernels, "
             f"{each['nccl_kernels']:,} of NCCL), {each['launches']:,} calls, {each['collectives']:,} collectives"
@@ -376,11 +384,11 @@ def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int
         if each["steps"]:
             steps = counted(each["steps"], "step")
             click.echo(
-                f"  {steps} of {duration(each['step_ns'])}, by {each['method']}: {each['why']} "
+                f"  {steps} of {duration(each['step_ns'])}, by {each['method']}: {printable(each['why'])} "
                 f"(confidence {each['confidence']:.0%})"
             )
         else:
-            click.echo(f"  no steps found: {each['why']}")
+            click.echo(f"  no steps found: {printable(each['why'])}")
         if each["flops"]:
             work, rate = each["flops"] / 1e12, each["flops_per_s"] / 1e12
             click.echo(
@@ -388,16 +396,16 @@ def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int
                 f"{rate:,.4g} TFLOP/s"
             )
         if each["zero"] != "1970 (UTC)":
-            click.echo(f"  time zero is {each['zero']}")
+            click.echo(f"  time zero is {printable(each['zero'])}")
         for note in each["notes"]:
-            click.echo(f"  {note}")
+            click.echo(f"  {printable(note)}")
         if each["counters"]:
             counts = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in each["counters"].items())
             click.echo(f"  counted: {counts}")
     ranks = counted(len(summaries), "rank")
     for line in notes:
-        click.echo(line)
-    click.echo(f"{job}: {ranks} stored as run {run} in {url}")
+        click.echo(printable(line))
+    click.echo(f"{printable(job)}: {ranks} stored as run {run} in {url}")
     _print_next(job, url)
     click.echo(f'  argus sql "SELECT * FROM gpu_steps WHERE job = {quoted(job)} AND run = {run} ORDER BY rank, step"')
 

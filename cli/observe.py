@@ -29,6 +29,7 @@ from argus.system.host import host_name
 
 from . import interrupt
 from .options import format_option, new_job_name, store_option
+from .output import styled
 from .suggest import SuggestingGroup
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ class _Progress:
         with self._lock:
             self._run = ""
             self._clear()
-            click.echo(harmless(line), err=True)
+            click.echo(printable(line), err=True)
 
     def _draw(self) -> None:
         while not self._over.wait(self.EVERY_S):
@@ -338,12 +339,12 @@ class _Progress:
                 if self._run:
                     self._clear()
                     width = shutil.get_terminal_size().columns
-                    line = f"{harmless(self._run)}  {elapsed(time.monotonic() - self._since_s)} …"
+                    line = f"{printable(self._run)}  {elapsed(time.monotonic() - self._since_s)} …"
                     click.echo(line[: width - 1], nl=False, err=True)
 
     def _clear(self) -> None:
         if self._shown:
-            click.echo("\r\x1b[2K", nl=False, err=True)
+            click.echo("\r\x1b[2K", nl=False, file=styled(sys.stderr))
 
     def __enter__(self) -> _Progress:
         if self._shown:
@@ -523,7 +524,7 @@ def _print(metrics: dict[str, Any], folder: Path, output_format: str) -> None:
     from argus.compare.observe.report import named_figure
 
     decision = metrics["decision"]
-    click.echo(harmless(f"{decision['status'].upper()}: {decision['reason']}"))
+    click.echo(printable(f"{decision['status'].upper()}: {decision['reason']}"))
     for sign in decision["signs"]:
         runs = (
             f" (runs {', '.join(map(str, sign['runs'][:8]))}{' …' if len(sign['runs']) > 8 else ''})"
@@ -532,9 +533,9 @@ def _print(metrics: dict[str, Any], folder: Path, output_format: str) -> None:
         )
         kind = sign["kind"].replace("_", " ")
         figure = "" if sign["kind"] in COUNTED else f", {named_figure(sign['figure'])}"
-        click.echo(harmless(f"  {kind}{figure}: {sign['text']}{runs}"))
+        click.echo(printable(f"  {kind}{figure}: {sign['text']}{runs}"))
     for note in decision["notes"]:
-        click.echo(harmless(f"  note: {note}"))
+        click.echo(printable(f"  note: {note}"))
     if metrics["partial_failure"]:
         click.echo("  " + ": ".join(failure_text(metrics["runs"])))
     click.echo(f"  {printable(str(folder / 'report.md'))}")

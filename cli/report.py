@@ -81,7 +81,7 @@ def command(
         return
     verdict: Verdict = page["verdict"]  # type: ignore[assignment]
     click.echo(f"{harmless(target)}: {size(written)}, job {printable(page['job'])}, run {run}")
-    click.echo(harmless(page["summary"]))
+    click.echo(printable(page["summary"]))
     # That a job does not hang is no lack of the page.
     if missing := [panel["title"] for panel in page["panels"] if panel["absent"] and panel["id"] != "hang"]:
         click.echo(f"without: {', '.join(missing)} (the page says why)")

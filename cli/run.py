@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from argus.live.account import Account
 from argus.live.command import SIGNALLED, Holder, Watched, Watcher, find_user
 from argus.live.command import run as run_command
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.model.text import harmless
+from argus.model.text import harmless, printable
 from argus.system import files, secrets
 
 from . import interrupt
@@ -34,6 +35,7 @@ from .options import (
     step_flops_option,
     store_option,
 )
+from .output import styled
 
 if TYPE_CHECKING:
     from argus.diagnose.follow.watch import Watch
@@ -290,13 +292,13 @@ def _until_over(tracer: Tracer, store: Store, watch: Watch | None, watched: Watc
                     tracer.bulkheads.diagnosed(job, watch.detectors_failed(job.name, job.run))
         if meanwhile:
             for note in tracer.news():
-                click.echo(harmless(f"note: {note}"))
+                click.echo(printable(f"note: {note}"))
             for line in news_lines(watch.take() if watch is not None else ()):
-                click.echo(harmless(line))
+                click.echo(printable(line))
         time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - begun)))
     if watch is not None:
         watch.end()
     lost = tracer.stop()
     if watch is not None:
         watch.close()
-    return sum_up(Console(), tracer, lost, store if watch is not None else None)
+    return sum_up(Console(file=styled(sys.stdout)), tracer, lost, store if watch is not None else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from argus.diagnose.follow.standing import Standing
 from argus.live.display.view import View
 from argus.live.options import Options
 from argus.live.tracer import Tracer
-from argus.model.text import counted
+from argus.model.text import counted, printable
 from argus.store.open import Store
 from argus.system.limits import frugal
 
@@ -24,6 +25,7 @@ from . import interrupt
 from .closing import say, sum_up
 from .live import Scene, frame, plain_line
 from .outlet import Outlet
+from .output import styled
 from .screen import Screen, is_possible, stdin_fd
 from .status import Status
 from .verdict_text import news_lines
@@ -69,7 +71,7 @@ def trace_session(
         ArgusError: Nothing can be traced, no rank was seen, or rows could not be stored.
     """
     status = status or Status("attaching", plain=plain)
-    console = Console(stderr=False)
+    console = Console(file=styled(sys.stdout))
     watch = None
 
     def give_up() -> str:
@@ -110,7 +112,7 @@ def trace_session(
 def _report_stall(text: str) -> None:
     """At once: what would report it later is what hangs."""
     with contextlib.suppress(OSError):
-        os.write(2, f"note: {text}\n".encode())
+        os.write(2, f"note: {printable(text)}\n".encode())
 
 
 def _report_storing() -> None:

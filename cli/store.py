@@ -108,7 +108,7 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
     if folder is None and (writers := spill.waiting(left).writers):
         click.echo(f"{writers} traces still run, and store what is theirs themselves", err=True)
     for line in loaded.trouble:
-        click.echo(f"not loaded: {line}", err=True)
+        click.echo(f"not loaded: {printable(line)}", err=True)
     return EXIT_FAILURE if loaded.trouble else 0
 
 

@@ -106,7 +106,7 @@ def finding_lines(
     texts = [each["text"] for each in finding["evidence"]] if detail else plain_evidence(finding)
     for text in texts:
         yield Text(f"· {printable(text)}"), 3
-    yield Text.assemble(("→ ", "bold"), finding["action"]), 3
+    yield Text.assemble(("→ ", "bold"), printable(finding["action"])), 3
     if with_sql:
         for evidence in finding["evidence"]:
             yield Text(), 0
@@ -203,9 +203,9 @@ def news_lines(news: Iterable[News]) -> Iterator[str]:
     """What has changed, in plain lines: a finding with its evidence and action."""
     for each in news:
         if each.finding is None:
-            yield each.text
+            yield printable(each.text)
             continue
-        yield f"{each.what}: {in_words(each.finding)}"
+        yield printable(f"{each.what}: {in_words(each.finding)}")
         if each.what == "found":
-            yield from (f"  · {text}" for text in plain_evidence(each.finding))
-            yield f"  → {each.finding['action']}"
+            yield from (f"  · {printable(text)}" for text in plain_evidence(each.finding))
+            yield f"  → {printable(each.finding['action'])}"

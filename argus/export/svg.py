@@ -152,21 +152,22 @@ def _document(root: _Node, title: str, subtitle: list[str], unit: str, table: li
 def _box(node: _Node, root: _Node, depth: int, start: float, unit: str, compared: bool) -> str:
     share = node.after / (root.after or 1.0)
     name = frame_text(node.frame) if node.frame is not None else "all"
-    about = f"{duration(node.after)} ({share:.2%}) {unit}"
+    about = [f"{duration(node.after)} ({share:.2%}) {unit}"]
     if node.frame is not None and node.frame.kind != "python" and node.frame.file:
-        about = f"{node.frame.file}\n{about}"
+        about.insert(0, node.frame.file)
     elif node.frame is not None and node.frame.file:
-        about = f"{node.frame.file}" + (f":{node.frame.line}" if node.frame.line else "") + f"\n{about}"
+        about.insert(0, f"{node.frame.file}" + (f":{node.frame.line}" if node.frame.line else ""))
     if compared:
-        about += f"\nbefore: {duration(node.before)}, {_signed(node.after - node.before)}"
+        about.append(f"before: {duration(node.before)}, {_signed(node.after - node.before)}")
     fill = _difference_colour(node) if compared else _colour(node.frame)
     left, width = _MARGIN + start * (WIDTH - 2 * _MARGIN), share * (WIDTH - 2 * _MARGIN)
     top = _TOP + depth * _ROW
     room = int((width - 4) / _CHARACTER)
     text = name if len(name) <= room else name[: room - 2] + ".." if room >= 3 else ""
+    lines = "\n".join(map(_xml, [name, *about]))
     return (
         f'<g class="f" data-x="{start:.7f}" data-w="{share:.7f}" data-d="{depth}">'
-        f"<title>{_xml(name)}\n{_xml(about)}</title>"
+        f"<title>{lines}</title>"
         f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_ROW - 1}" fill="{fill}"/>'
         f'<text x="{left + 3:.2f}" y="{top + 12}">{_xml(text)}</text></g>'
     )
@@ -245,7 +246,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def _xml(text: str) -> str:
-    return "\n".join(escape(printable(line), quote=True) for line in text.split("\n"))
+    return escape(printable(text), quote=True)
 
 
 def _text(x: float, y: float, text: str, *, cls: str = "", anchor: str = "", ident: str = "") -> str:

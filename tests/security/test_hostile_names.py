@@ -16,7 +16,7 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from argus.cli import completion
 from argus.cli.live import Scene, frame, plain_line
 from argus.cli.main import VERBS
-from argus.cli.output import SafeText
+from argus.cli.output import SafeText, styled
 from argus.health.output import FORMATS
 from argus.model.text import harmless, printable
 from argus.simulate.faults import Fault, parse
@@ -42,7 +42,8 @@ from tests.forked import ROOT, argus_bytes
 from tests.stores import new_store
 from tests.terminal import Terminal
 
-EVIL = "\x1b]0;owned\x07\x9b2J[/bold]\r\u202e\nFORGED \x1b[1A\x1b[2K"
+EVIL = "\x07\rFORGED owned\x1b]0;x\x07\x9b2J[/bold]\u202e\nFORGED \x1b[8m\x1b[1A\x1b[2K\r\x1b[2K"
+"""Its first 15 bytes, of which a thread's name consists, end a line, too."""
 JOB = f"job{EVIL}"
 OTHER = f"other{EVIL}"
 NAMES = (
@@ -72,6 +73,10 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="reads another process")
 ARGUS = [sys.executable, "-m", "argus.cli.main"]
 BAD = re.compile(r"[^\n\t\x20-\x7e\xa0-\u200d\u2010-\u2027\u202f-\u2065\u2070-\ufefe\uff00-\uffef]")
 FORGED = re.compile("^FORGED", re.MULTILINE)
+OWN = re.compile(r"\x1b\[(?:(?!8m)[0-9;]*m|\?25[lh])")
+"""What Argus sends to a terminal itself: colours, none of which hides text, as that in a name would."""
+BAR = re.compile(r"\r?(?:\x1b\[1A)?\x1b\[2K")
+"""So that a bar is drawn anew."""
 
 
 def hostile(value: Any) -> Any:
@@ -146,13 +151,20 @@ def profile(folder: Path) -> Path:
     return path
 
 
+def placed(word: str, folder: Path) -> str:
+    """A word with what lies in a folder of the test."""
+    if word == "PROFILE":
+        return str(profile(folder))
+    return word.replace("PAGES", str(folder)).replace("SPOOL", f"spool://{folder}/spool")
+
+
 COMMANDS: dict[str, list[list[str]]] = {
     "check": [[]],
     "trace": [["--pid", f"1{EVIL}"], ["--name", f"nobody{EVIL}", "--duration", "1s"]],
     "run": [["--user", f"nobody{EVIL}", "--", "true"]],
     "arm": [["--status"]],
     "dump": [[f"{EVIL}"]],
-    "import": [["PROFILE"]],
+    "import": [[f"x{EVIL}"], ["kineto", "PROFILE", "--store", "SPOOL"]],
     "simulate": [["--fault", f"x{EVIL}"]],
     "demo": [["--seed", f"x{EVIL}"]],
     "diagnose": [[], ["-v"], ["--sql"], ["--format", "json"], ["--job", f"no{EVIL}"], ["--rank", "1"]],
@@ -220,7 +232,7 @@ def test_every_verb_is_here() -> None:
 )
 def test_what_a_verb_prints_is_text(verb: str, words: list[str], store: str, tmp_path: Path) -> None:
     environment = {**os.environ, "ARGUS_STORE": store}
-    words = [str(profile(tmp_path)) if word == "PROFILE" else word.replace("PAGES", str(tmp_path)) for word in words]
+    words = [placed(word, tmp_path) for word in words]
     words = [f"{tmp_path}/a{EVIL.replace('/', '')}{word}" if word.startswith("FILE.") else word for word in words]
     done = argus_bytes(verb, *words, env=environment)
     for output in (done.stdout, done.stderr):
@@ -238,6 +250,27 @@ def assert_harmless(*outputs: str) -> None:
     for text in outputs:
         found = BAD.search(text) or FORGED.search(text)
         assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
+
+
+def on_a_terminal(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What a verb prints on a terminal."""
+    here, there = pty.openpty()
+    environment = {**environment, "TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen([*ARGUS, *words], stdin=there, stdout=there, stderr=there, env=environment)
+    os.close(there)
+    output = b""
+    with contextlib.suppress(OSError):  # its other end is closed
+        while select.select([here], [], [], 120)[0] and (part := os.read(here, 65536)):
+            output += part
+    os.close(here)
+    assert process.wait(timeout=60) == 0, output
+    return output.decode()
+
+
+def shown_on_a_terminal(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The same without the escapes that are Argus's own."""
+    text = OWN.sub("", on_a_terminal(words, environment))
+    return (BAR.sub("", text) if "import" in words else text).replace("\r\n", "\n")
 
 
 @pytest.fixture
@@ -267,11 +300,12 @@ def test_processes_to_choose_from_are_listed_as_text(evil_process: subprocess.Po
 @pytest.mark.kernel
 @pytest.mark.parametrize("words", [(), ("--each",), ("--format", "json")])
 def test_a_dump_of_hostile_names_is_text(words: tuple[str, ...], evil_process: subprocess.Popen[bytes]) -> None:
-    done = argus_bytes("dump", str(evil_process.pid), str(os.getpid()), *words)
+    words = ("dump", str(evil_process.pid), str(os.getpid()), *words)
+    done = argus_bytes(*words)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode()
     assert text.count("owned") >= 3, "a thread, functions, a file"
-    assert_harmless(text, done.stderr.decode())
+    assert_harmless(text, done.stderr.decode(), shown_on_a_terminal(words, os.environ))
 
 
 @AS_ROOT
@@ -309,24 +343,30 @@ def test_a_file_about_a_node_with_a_hostile_name_has_lines_of_its_form(form: str
 
 
 @pytest.mark.parametrize(
-    "words", [["diagnose", "-v"], ["jobs"], ["stacks"], ["sql", "SELECT DISTINCT host FROM ranks"]]
+    "words",
+    [
+        ["diagnose", "-v"],
+        ["diagnose", "--sql"],
+        ["jobs"],
+        ["jobs", "--format", "json"],
+        ["stacks"],
+        ["compare", JOB, "--against", OTHER],
+        ["store", "status"],
+        ["export", "folded"],
+        ["import", "kineto", "PROFILE", "--store", "SPOOL"],
+        ["sql", "SELECT DISTINCT job, host FROM ranks"],
+        *(
+            ["sql", "--format", kind, "SELECT DISTINCT job, host FROM ranks"]
+            for kind in ("json", "jsonl", "csv", "tsv")
+        ),
+    ],
 )
-def test_a_terminal_gets_colours_and_nothing_else(words: list[str], store: str) -> None:
-    """The same where Argus itself sends escapes: those of colours."""
-    environment = {**os.environ, "ARGUS_STORE": store, "TERM": "xterm", "COLUMNS": "200"}
-    here, there = pty.openpty()
-    process = subprocess.Popen([*ARGUS, *words], stdin=there, stdout=there, stderr=there, env=environment)
-    os.close(there)
-    output = b""
-    with contextlib.suppress(OSError):  # its other end is closed
-        while select.select([here], [], [], 120)[0] and (part := os.read(here, 65536)):
-            output += part
-    os.close(here)
-    assert process.wait(timeout=60) == 0, output
-    text = re.sub(r"\x1b\[[0-9;]*m", "", output.decode()).replace("\r\n", "\n")
-    text = re.sub(r"\x1b\[\?25[lh]", "", text)
-    assert "job" in text or "node" in text
-    found = BAD.search(text) or FORGED.search(text)
+def test_a_terminal_gets_colours_and_nothing_else(words: list[str], store: str, tmp_path: Path) -> None:
+    """The same where Argus itself sends escapes."""
+    words = [placed(word, tmp_path) for word in words]
+    text = shown_on_a_terminal(words, {**os.environ, "ARGUS_STORE": store})
+    assert "owned" in text
+    found = BAD.search(text) or (FORGED.search(text) if own_lines(words[0], words) else None)
     assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
 
 
@@ -369,11 +409,16 @@ def test_a_name_that_bash_completed_runs_nothing(tmp_path: Path, monkeypatch: py
         terminal.wait_for("--job llama")
 
 
+@pytest.mark.parametrize("words", [["explain", "compute_straggler"], ["diagnose"]])
+def test_colours_of_argus_reach_a_terminal(words: list[str], store: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    assert "\x1b[1" in on_a_terminal(words, {**environment, "ARGUS_STORE": store})
+
+
 def own_lines(verb: str, words: list[str]) -> bool:
     """Whether a name may make no line: where the user gave it, or a format quotes it, it may."""
-    return verb in ("diagnose", "stacks", "flag", "jobs", "sql", "store", "health", "compare", "baseline") and not (
-        any(EVIL in word for word in words if word != f"w{EVIL}") or "csv" in words
-    )
+    verbs = ("diagnose", "stacks", "flag", "jobs", "sql", "store", "health", "compare", "baseline", "import", "export")
+    return verb in verbs and not (any(EVIL in word for word in words if word != f"w{EVIL}") or "csv" in words)
 
 
 def test_the_live_view_shows_any_name() -> None:
@@ -404,7 +449,7 @@ def test_a_frame_on_a_terminal_has_only_its_own_escapes() -> None:
             data += os.read(here, 1 << 16)  # it arrives a part at a time
     os.close(here)
     output = data.decode()
-    assert "n?]0;ow" in output
+    assert "nFORGED owned?]0;" in output
     assert "\x1b]" not in output
     assert "\x9b" not in output
     assert "\x07" not in output
@@ -428,3 +473,16 @@ def test_a_stream_takes_text_and_bytes(stream: tuple[SafeText, io.BytesIO]) -> N
     print("a\x1b]0;b\x07", file=text)
     text.buffer.write(b"\x1b")
     assert raw.getvalue() == b"a\\u001b]0;b\\u0007\n\x1b"
+
+
+def test_only_what_is_styled_keeps_its_colours(
+    stream: tuple[SafeText, io.BytesIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, raw = stream
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print("\x1b[8m\r\x1b[1A\x1b[2K", file=text)
+    print("\x1b[31mred\x1b]0;x", file=styled(text))
+    assert raw.getvalue() == b"\\u001b[8m\\u000d\\u001b[1A\\u001b[2K\n\x1b[31mred\\u001b]0;x\n"
+    monkeypatch.delenv("FORCE_COLOR")
+    print("\x1b[31m", file=styled(text))
+    assert raw.getvalue().endswith(b"\n\\u001b[31m\n"), "this is no terminal"
