@@ -29,7 +29,7 @@ from argus.system.host import host_name
 
 from . import interrupt
 from .options import format_option, new_job_name, store_option
-from .output import styled
+from .output import redraw
 from .suggest import SuggestingGroup
 
 if TYPE_CHECKING:
@@ -337,14 +337,13 @@ class _Progress:
         while not self._over.wait(self.EVERY_S):
             with self._lock, suppress(OSError):  # the terminal may be gone
                 if self._run:
-                    self._clear()
                     width = shutil.get_terminal_size().columns
                     line = f"{printable(self._run)}  {elapsed(time.monotonic() - self._since_s)} …"
-                    click.echo(line[: width - 1], nl=False, err=True)
+                    redraw(line[: width - 1])
 
     def _clear(self) -> None:
         if self._shown:
-            click.echo("\r\x1b[2K", nl=False, file=styled(sys.stderr))
+            redraw()
 
     def __enter__(self) -> _Progress:
         if self._shown:

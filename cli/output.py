@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TextIO, cast
 
-from argus.model.text import harmless
+from argus.model.text import harmless, printable
 
 
 class SafeText(io.TextIOWrapper):
@@ -60,6 +60,13 @@ class _Styled(io.TextIOBase):
 def styled(stream: TextIO) -> TextIO:
     """The same stream, on which colours pass: for text in which names of others are ``printable`` already."""
     return cast(TextIO, _Styled(stream)) if isinstance(stream, SafeText) else stream
+
+
+def redraw(text: str = "") -> None:
+    """Replaces the line that a terminal shows of progress (standard error)."""
+    stream = styled(sys.stderr)
+    stream.write(f"\r\x1b[2K{printable(text)}")
+    stream.flush()
 
 
 def print_text_only() -> None:

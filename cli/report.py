@@ -21,6 +21,7 @@ from argus.system import files
 
 from .diagnose import since_of, steps_of
 from .options import store_option
+from .output import redraw
 from .selection import job_option, last_option, run_option, since_option
 
 STDOUT = "-"
@@ -145,8 +146,7 @@ class _Progress:
     def show(self, what: str, part: float) -> None:
         """Called with what comes next, and what part of all is done."""
         if self._shown and time.monotonic() - self._began > self.PATIENCE_S:
-            sys.stderr.write(f"\r\x1b[K{part:4.0%} {what[:60]} …")
-            sys.stderr.flush()
+            redraw(f"{part:4.0%} {what[:60]} …")
 
     def __enter__(self) -> _Progress:
         self.show("diagnosing", 0.0)
@@ -154,5 +154,4 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            redraw()

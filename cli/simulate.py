@@ -23,6 +23,7 @@ from argus.store.failures import load_command
 from argus.store.open import open_store
 
 from .options import CountRange, NumberRange, format_option, new_job_name, store_option
+from .output import redraw
 
 
 @click.command()
@@ -108,7 +109,9 @@ def command(
 
     def progress(what: str, share: float) -> None:
         if shown:
-            click.echo(f"\r{what}: {share:4.0%}", nl=share >= 1, err=True)
+            redraw(f"{what}: {share:4.0%}")
+            if share >= 1:
+                click.echo(err=True)
 
     began = time.perf_counter()
     with open_store(store_url) as store:

@@ -21,6 +21,7 @@ from argus.store.read.status import StoreStatus, store_status
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
 
 from .options import CountRange, format_option, job_name, store_option
+from .output import redraw
 from .suggest import SuggestingGroup
 
 
@@ -86,7 +87,9 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
 
         def progress(done: int, files: int) -> None:
             if terminal:
-                click.echo(f"\r{done} of {counted(files, 'file')}", nl=done == files, err=True)
+                redraw(f"{done} of {counted(files, 'file')}")
+                if done == files:
+                    click.echo(err=True)
             elif done % 500 == 0 and 0 < done < files:
                 click.echo(f"{done} of {counted(files, 'file')}", err=True)
 

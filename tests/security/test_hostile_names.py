@@ -415,6 +415,12 @@ def test_colours_of_argus_reach_a_terminal(words: list[str], store: str) -> None
     assert "\x1b[1" in on_a_terminal(words, {**environment, "ARGUS_STORE": store})
 
 
+def test_lines_of_progress_are_drawn_anew_on_a_terminal(store: str, tmp_path: Path) -> None:
+    shown = on_a_terminal(["simulate", "--ranks", "2", "--steps", "30", "--store", new_store(tmp_path)], {**os.environ})
+    assert "\r\x1b[2K" in shown
+    assert "u000d" not in shown
+
+
 def own_lines(verb: str, words: list[str]) -> bool:
     """Whether a name may make no line: where the user gave it, or a format quotes it, it may."""
     verbs = ("diagnose", "stacks", "flag", "jobs", "sql", "store", "health", "compare", "baseline", "import", "export")
