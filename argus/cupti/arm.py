@@ -12,15 +12,14 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from argus.capture.process.cupti import helper_mapping, read_helper
 from argus.cupti import build
-from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.system import redact
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.system import files, redact
 
 VARIABLE = "CUDA_INJECTION64_PATH"
 NVTX_VARIABLE = "NVTX_INJECTION64_PATH"
@@ -94,24 +93,23 @@ def copy_to(folder: Path) -> Path:
     A helper that is there is replaced, never written over: processes run in it.
 
     Raises:
-        ArgusError: The folder cannot be written to, or the helper is not compiled.
+        ArgusError: The folder cannot be written to, the helper is not compiled, or root runs this and others could put
+            another helper in the folder.
     """
     source = build.library()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        place = folder.resolve() / build.LIBRARY
-        handle, unfinished = tempfile.mkstemp(prefix=f".{build.LIBRARY}.", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(source.read_bytes())
-            os.chmod(unfinished, 0o755)
-            os.replace(unfinished, place)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
+        library = source.read_bytes()
+        with files.folder_for_others(folder) as (place, fd):
+            files.write_at(fd, build.LIBRARY, library, 0o755)
+    except files.Untrusted as failure:
+        raise ArgusError(
+            f"the helper is not copied to {folder}: others could exchange it: {failure.filename}: {failure.strerror}",
+            "Name a folder that root alone may change, with all above it: --copy-to /opt/argus",
+            EXIT_UNAVAILABLE,
+        ) from None
     except OSError as failure:
         raise ArgusError(f"the helper cannot be copied to {folder}: {failure.strerror}") from failure
-    return place
+    return place / build.LIBRARY
 
 
 # ---- by an interpreter's site-packages
@@ -139,27 +137,26 @@ def arm_interpreter(python: str) -> Path:
     path = build.library()
     folder = _site_packages(python)
     place = folder / PTH
+    seen = ""
     try:
-        handle, unfinished = tempfile.mkstemp(prefix=".argus_arm.", dir=folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(pth_line(path))
-            os.chmod(unfinished, 0o644)
-            os.replace(unfinished, place)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
+        with files.folder_for_others(folder) as (_, fd):
+            files.write_at(fd, PTH, pth_line(path).encode("utf-8", "surrogateescape"), 0o644)
+            try:
+                seen = _run(python, f"import os; print(os.environ.get({VARIABLE!r}))")
+            finally:
+                if seen != str(path):
+                    os.unlink(PTH, dir_fd=fd)
+    except files.Untrusted as failure:
+        raise ArgusError(
+            f"{place} is not written: others could exchange it: {failure.filename}: {failure.strerror}",
+            "Run this as the user whose Python it is",
+            EXIT_UNAVAILABLE,
+        ) from None
     except OSError as failure:
         raise ArgusError(
             f"{place} cannot be written: {failure.strerror}", "Run this as the owner of that Python, or with sudo"
         ) from failure
-    try:
-        seen = _run(python, f"import os; print(os.environ.get({VARIABLE!r}))")
-    except ArgusError:
-        place.unlink()
-        raise
     if seen != str(path):
-        place.unlink()
         raise ArgusError(
             f"{python} does not run {place}, or runs it too late",
             f'Set {VARIABLE} instead: eval "$(argus arm)"',

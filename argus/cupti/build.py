@@ -4,8 +4,8 @@ Two libraries come of ``helper/``: the helper itself, and the same with a constr
 running processes. Both are plain C with no dependency but the C library, so one wheel serves every Python. ``python -m
 argus.cupti.build`` compiles them in place; so do ``scripts/setup`` and the building of a wheel.
 
-This file is also run by ``setup.py``, before anything is installed: it imports nothing but the standard library and
-``argus.model.errors``.
+This file is also run by ``setup.py``, before anything is installed: it imports nothing but the standard library,
+``argus.model.errors`` and ``argus.system.files``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.system import files
 
 PACKAGE = Path(__file__).resolve().parent
 SOURCES = PACKAGE / "helper"
@@ -83,12 +84,12 @@ def compile_helper(folder: Path) -> list[Path]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for name, source in _PARTS.items():
-        handle, unfinished = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-        os.close(handle)
-        try:
+    # The compiler writes by name: where nobody else may.
+    with tempfile.TemporaryDirectory(prefix="argus-build-") as unfinished:
+        for name, source in _PARTS.items():
+            library = Path(unfinished, name)
             done = subprocess.run(
-                [*compiler.split(), *_FLAGS, f"-Wl,-soname,{name}", "-I", str(SOURCES), "-o", unfinished,
+                [*compiler.split(), *_FLAGS, f"-Wl,-soname,{name}", "-I", str(SOURCES), "-o", str(library),
                  str(SOURCES / source), *_LIBRARIES],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
@@ -96,12 +97,12 @@ def compile_helper(folder: Path) -> list[Path]:
                 raise ArgusError(f"the CUPTI helper does not compile:\n{done.stderr.strip()}")
             if done.stderr:
                 sys.stderr.write(done.stderr)
-            os.chmod(unfinished, 0o755)
-            os.replace(unfinished, folder / name)
-        finally:
-            if os.path.exists(unfinished):
-                os.unlink(unfinished)
-        made.append(folder / name)
+            place = files.open_output_folder(folder.resolve())
+            try:
+                files.write_at(place, name, library.read_bytes(), 0o755)
+            finally:
+                os.close(place)
+            made.append(folder / name)
     return made
 
 

@@ -114,8 +114,7 @@ def _folder(path: str) -> Path:
             who owns Argus's own code, is root.
     """
     if os.geteuid() == 0:
-        caller = os.environ.get("SUDO_UID", "")
-        owners = (0, os.stat(__file__).st_uid, *([int(caller)] if caller.isascii() and caller.isdigit() else []))
+        owners = files.counted_as_root(__file__)
         found = None
         with contextlib.suppress(OSError):  # whoever opens it says what is wrong
             found = files.changeable(Path(path), owners, only_where=True)

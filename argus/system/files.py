@@ -362,6 +362,35 @@ def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def folder_for_others(folder: Path) -> Iterator[tuple[Path, int]]:
+    """A folder for what other users load or run, which is made where it is missing: its path without links, and a
+    descriptor of it. It is written to by ``write_at``.
+
+    Raises:
+        Untrusted: Root runs this, and somebody who is none of ``counted_as_root`` may change the folder, one above it,
+            or a link on the way. Which that is, is the failure's ``filename``.
+        OSError: It cannot be made or opened.
+    """
+    for only_where in (True, False):
+        if os.geteuid() == 0 and (found := changeable(folder.absolute(), counted_as_root(), only_where=only_where)):
+            raise Untrusted(*found)
+        folder.mkdir(parents=True, exist_ok=True)
+    place = Path(os.path.realpath(folder))
+    fd = open_output_folder(place)
+    try:
+        yield place, fd
+    finally:
+        os.close(fd)
+
+
+def counted_as_root(code: str = "") -> tuple[int, ...]:
+    """Who may choose where root's own files are: root, who called sudo, and who owns Argus's code, of which ``code`` is
+    a file."""
+    caller = os.environ.get("SUDO_UID", "")
+    return (0, os.stat(code or __file__).st_uid, *([int(caller)] if caller.isascii() and caller.isdigit() else []))
+
+
 def changeable(path: Path, owners: tuple[int, ...] = (0,), *, only_where: bool = False) -> tuple[Path, str] | None:
     """Who else than root may change a program that root runs, or put another in its place.
 
