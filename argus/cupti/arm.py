@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +132,8 @@ def arm_interpreter(python: str) -> Path:
     """Arms every process that an interpreter starts, by a .pth file in its site-packages; returns that file.
 
     Raises:
-        ArgusError: It is no Python, its site-packages cannot be written, or it does not read them.
+        ArgusError: It is no Python, its site-packages cannot be written, it does not read them, or root runs this and
+            somebody else may change the interpreter.
     """
     path = build.library()
     folder = _site_packages(python)
@@ -147,15 +148,10 @@ def arm_interpreter(python: str) -> Path:
                 if seen != str(path):
                     os.unlink(PTH, dir_fd=fd)
     except files.Untrusted as failure:
-        raise ArgusError(
-            f"{place} is not written: others could exchange it: {failure.filename}: {failure.strerror}",
-            "Run this as the user whose Python it is",
-            EXIT_UNAVAILABLE,
-        ) from None
+        raise _of_others(python, Path(failure.filename), str(failure.strerror)) from None
     except OSError as failure:
-        raise ArgusError(
-            f"{place} cannot be written: {failure.strerror}", "Run this as the owner of that Python, or with sudo"
-        ) from failure
+        hint = _by_owner(folder, python) if isinstance(failure, PermissionError) else ""
+        raise ArgusError(f"{place} cannot be written: {failure.strerror}", hint) from failure
     if seen != str(path):
         raise ArgusError(
             f"{python} does not run {place}, or runs it too late",
@@ -168,20 +164,25 @@ def disarm_interpreter(python: str) -> Path | None:
     """Takes the .pth file away; None: there was none.
 
     Raises:
-        ArgusError: It is no Python, or the file may not be removed.
+        ArgusError: It is no Python, the file may not be removed, or root runs this and somebody else may change the
+            interpreter.
     """
-    place = _site_packages(python) / PTH
+    place = _site_packages(python, "--remove") / PTH
     try:
         place.unlink()
     except FileNotFoundError:
         return None
     except OSError as failure:
-        raise ArgusError(f"{place} cannot be removed: {failure.strerror}") from failure
+        hint = _by_owner(place.parent, python, "--remove") if isinstance(failure, PermissionError) else ""
+        raise ArgusError(f"{place} cannot be removed: {failure.strerror}", hint) from failure
     return place
 
 
-def _site_packages(python: str) -> Path:
-    """A folder whose .pth files an interpreter reads."""
+def _site_packages(python: str, *words: str) -> Path:
+    """A folder whose .pth files an interpreter reads. ``words``: what else the command line has."""
+    if os.geteuid() == 0:
+        _refuse_others(python, words, _started_from(Path(_find(python))))
+        _refuse_others(python, words, _imported_from(python))
     output = _run(
         python,
         "import json, os, site, sys, sysconfig\n"
@@ -194,20 +195,91 @@ def _site_packages(python: str) -> Path:
         raise ArgusError(f"{python} is not a supported Python", "", EXIT_USAGE) from failure
     if not folders:
         raise ArgusError(f"{python} has no site-packages to write to", f'Set {VARIABLE} instead: eval "$(argus arm)"')
+    if os.geteuid() == 0:
+        _refuse_others(python, words, [Path(folders[0])])
     return Path(folders[0])
 
 
-def _run(python: str, code: str) -> str:
-    """The last line that an interpreter prints, started as if nobody had set anything."""
+def _refuse_others(python: str, words: Sequence[str], parts: Iterable[Path]) -> None:
+    """Raises an ArgusError if others than root may change a part of an interpreter."""
+    for part in parts:
+        try:
+            found = files.changeable(part)
+        except (OSError, ValueError):
+            continue  # it is not there, and nobody else could make it
+        if found is not None:
+            raise _of_others(python, *found, *words)
+
+
+def _of_others(python: str, part: Path, reason: str, *words: str) -> ArgusError:
+    message = f"{python} is not run as root: others may change it: {part}: {reason}"
+    return ArgusError(message, _by_owner(part, python, *words), EXIT_UNAVAILABLE)
+
+
+def _by_owner(part: Path, python: str, *words: str) -> str:
+    """What to do for a file or folder to be changed by who owns it."""
+    try:
+        status = os.lstat(part)
+    except OSError:
+        return ""
+    uid = status.st_uid
+    if uid == os.geteuid():
+        return f"Let nobody else change it: chmod go-w {shlex.quote(str(part))}" if files.distrust(status) else ""
+    name = files.owner(uid)
+    user = f"-u {shlex.quote(f'#{uid}' if name.startswith('uid ') else name)} " if uid else ""
+    return f"Run it as its owner: sudo {user}{shlex.join(['argus', 'arm', '--python', python, *words])}"
+
+
+def _started_from(exe: Path) -> Iterator[Path]:
+    """Files and folders that decide which code an interpreter is. Files of the next are read once it is asked for."""
+    yield exe
+    folders = [exe.parent, Path(os.path.realpath(exe)).parent]
+    for config in (exe.parent / "pyvenv.cfg", exe.parent.parent / "pyvenv.cfg"):
+        yield config
+        with contextlib.suppress(OSError):
+            for line in config.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+                name, _, value = line.partition("=")
+                if name.strip().lower() == "home":
+                    folders.append(exe.parent / value.strip())
+    for folder in folders:
+        yield folder
+        for pattern in ("lib*/python3*", "lib*/python3*/site-packages", "lib*/python3*/dist-packages"):
+            yield from sorted(folder.parent.glob(pattern))
+
+
+def _imported_from(python: str) -> Iterator[Path]:
+    """Folders that an interpreter imports from, and those that site-packages are read from at its start: of one that is
+    started without reading them (``-S``)."""
+    output = _run(
+        python,
+        "import json, os, site, sys\n"
+        "above = os.path.dirname(os.path.dirname(sys.executable))\n"
+        "print(json.dumps(sys.path + getattr(site, 'getsitepackages', list)([sys.prefix, sys.exec_prefix, above])))",
+        "-S",
+    )
+    try:
+        yield from (Path(folder) for folder in json.loads(output) if os.path.isabs(folder))
+    except (TypeError, ValueError) as failure:
+        raise ArgusError(f"{python} is not a supported Python", "", EXIT_USAGE) from failure
+
+
+def _find(python: str) -> str:
+    """The absolute path of an interpreter, which may be a link."""
     exe = shutil.which(python)
     if exe is None:
         raise ArgusError(f"there is no interpreter '{python}'", "Name the one that the job runs with", EXIT_USAGE)
+    return str(Path(exe).absolute())
+
+
+def _run(python: str, code: str, *options: str) -> str:
+    """The last line that an interpreter prints, started as if nobody had set anything."""
+    exe = _find(python)
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, SWITCH)}
     try:
         done = subprocess.run(
-            [exe, "-I", "-c", code],
+            [exe, "-I", *options, "-c", code],
             capture_output=True, text=True, errors="surrogateescape", env=environment, timeout=_RUN_TIMEOUT_S,
-            check=False, stdin=subprocess.DEVNULL,
+            check=False, stdin=subprocess.DEVNULL, cwd="/" if os.geteuid() == 0 else None,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as failure:
         raise ArgusError(f"{python} cannot be run: {failure}", "", EXIT_USAGE) from failure

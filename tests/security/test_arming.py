@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +149,95 @@ def test_a_compiled_helper_gives_its_mode_to_nothing_else(
         assert stat.S_IMODE(made.lstat().st_mode) == 0o755
         assert made.lstat().st_uid == 0
     assert len(list(theirs.iterdir())) == 2
+
+
+# ---- interpreters
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter of root's, in a virtual environment."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    return tmp_path / "venv" / "bin" / "python"
+
+
+@pytest.mark.parametrize("remove", [False, True])
+@pytest.mark.parametrize("where", ["file", "folder", "link", "config", "home", "library", "packages", "local"])
+def test_root_runs_no_interpreter_that_a_user_may_change(
+    where: str,
+    remove: bool,
+    python: Path,
+    theirs: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))  # who calls sudo has no need to: it is theirs
+    ran, config = tmp_path / "ran", tmp_path / "venv" / "pyvenv.cfg"
+    (packages,) = tmp_path.glob("venv/lib/python3*/site-packages")
+    hostile = theirs / "python"
+    hostile.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    hostile.chmod(0o755)
+    part = theirs
+    if where in ("file", "folder", "link"):
+        exe = hostile
+        if where == "file":
+            part = tmp_path / "python"
+            hostile.rename(part)
+            os.chown(part, NOBODY, NOBODY)
+            exe = part
+        elif where == "link":
+            exe = tmp_path / "link"
+            exe.symlink_to(hostile)
+    elif where == "local":  # of another folder that it imports from, as Debian's have
+        exe = tmp_path / "python"
+        exe.write_text(f"#!/bin/sh\ncase $2 in -S) echo '[\"{theirs}\"]';; *) touch {ran};; esac\n")
+        exe.chmod(0o755)
+    else:
+        exe = python
+        (packages / "hostile.pth").write_text(f"import os; open({str(ran)!r}, 'w').close()\n")
+        if where == "home":
+            lines = [line for line in config.read_text().splitlines() if not line.startswith("home")]
+            config.write_text("\n".join([*lines, f"home = {theirs}"]))
+        else:
+            part = {"config": config, "library": packages.parents[1], "packages": packages}[where]
+            os.chown(part, NOBODY, NOBODY)
+    before = sorted(packages.iterdir())
+    words = [str(exe), *(["--remove"] if remove else [])]
+    assert main(["arm", "--python", *words]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    line, hint = shown.err.splitlines()
+    assert f"{exe} is not run as root: others may change it: {part}: it belongs to nobody" in line
+    assert f"sudo -u nobody argus arm --python {' '.join(words)}" in hint
+    assert not ran.exists()
+    assert sorted(packages.iterdir()) == before
+
+
+def test_an_interpreter_that_all_may_write_to_is_to_become_root_s(
+    python: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python.parent.chmod(0o777)
+    assert main(["arm", "--python", str(python)]) == 3
+    line, hint = capsys.readouterr().err.splitlines()
+    assert "others may write to it (its mode is 777)" in line
+    assert f"chmod go-w {python.parent}" in hint
+    python.parent.chmod(0o755)
+    assert main(["arm", "--python", str(python)]) == 0
+
+
+def test_who_may_not_write_there_is_given_the_owner_s_name(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (packages,) = tmp_path.glob("venv/lib/python3*/site-packages")
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+
+    def refuse(*words: object, **more: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files, "write_at", refuse)
+    for owner, words in ((0, "sudo argus arm"), (1, "sudo -u daemon argus arm"), (54321, "sudo -u '#54321' argus arm")):
+        os.chown(packages, owner, 0)
+        with pytest.raises(ArgusError, match="cannot be written: Permission denied") as refused:
+            arm.arm_interpreter(str(python))
+        assert refused.value.hint == f"Run it as its owner: {words} --python {python}"
