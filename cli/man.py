@@ -11,6 +11,7 @@ import click
 from argus import __version__
 from argus.diagnose.kinds import EXPLANATIONS, STATUSES
 from argus.model.errors import EXIT_FAILURE, ArgusError
+from argus.system import files
 
 EXIT_CODES = (
     ("0", "Done."),
@@ -49,9 +50,10 @@ def command(folder: Path) -> None:
     """
     pages = all_pages()
     try:
-        (folder / "man1").mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder / "man1")
         for name, text in pages.items():
-            (folder / "man1" / f"{name}.1").write_text(text, encoding="utf-8")
+            with files.replacing(folder / "man1" / f"{name}.1") as file:
+                file.write(text.encode())
     except OSError as failure:
         raise ArgusError(f"{folder}/man1 cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
     click.echo(f"{len(pages)} pages in {folder}/man1: man -l {folder}/man1/argus.1")

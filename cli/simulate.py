@@ -21,6 +21,7 @@ from argus.simulate.program import Program
 from argus.simulate.write import Spec, truth, write
 from argus.store.failures import load_command
 from argus.store.open import open_store
+from argus.system import files
 
 from .options import CountRange, NumberRange, format_option, new_job_name, store_option
 from .output import redraw
@@ -124,7 +125,8 @@ def command(
     known = truth(spec, job, made)
     if truth_file is not None:
         try:
-            truth_file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            with files.replacing(truth_file) as file:
+                file.write(json.dumps(known, indent=1).encode() + b"\n")
         except OSError as failure:
             raise ArgusError(f"{truth_file} cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
     if output_format == "json":

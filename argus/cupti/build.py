@@ -82,7 +82,7 @@ def compile_helper(folder: Path) -> list[Path]:
             "Install one (apt install gcc libc6-dev), or name yours in CC",
             EXIT_UNAVAILABLE,
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     made = []
     # The compiler writes by name: where nobody else may.
     with tempfile.TemporaryDirectory(prefix="argus-build-") as unfinished:

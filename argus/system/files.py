@@ -81,7 +81,7 @@ def open_folder(folder: Path, *, create: bool = False) -> int:
         OSError: It cannot be opened or made.
     """
     if create:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, 0o700)
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as failure:
@@ -245,20 +245,61 @@ def open_output_folder(folder: Path) -> int:
         Untrusted: A link belongs to somebody else.
         OSError: It cannot be opened.
     """
-
-    def check(part: str, fd: int, status: os.stat_result) -> None:
-        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
-            raise Untrusted(folder, f"the link {part} on the way to it belongs to {owner(status.st_uid)}")
-
     root = os.open("/", _PLACE | os.O_DIRECTORY)
     try:
-        fd = walk(root, os.path.abspath(folder), check)
+        fd = walk(root, os.path.abspath(folder), _no_link_of_others(folder))
     finally:
         os.close(root)
     try:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     finally:
         os.close(fd)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Makes a folder, and those above it, where they are missing. Root follows links on the way as in
+    ``open_output_folder``.
+
+    Args:
+        folder: The folder.
+        mode: Its own, less the umask.
+
+    Raises:
+        Untrusted: A link on the way belongs to somebody else.
+        OSError: It cannot be made, or is something else.
+    """
+    if os.geteuid() != 0:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        return
+    parts, check = folder.absolute().parts[1:], _no_link_of_others(folder)
+    root = os.open("/", _PLACE | os.O_DIRECTORY)
+    at = os.dup(root)
+    try:
+        for number, part in enumerate(parts, 1):
+            way = "/".join(parts[:number])
+            try:
+                below = walk(root, way, check)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # a link that leads nowhere
+                    os.mkdir(part, mode if number == len(parts) else 0o777, dir_fd=at)
+                below = walk(root, way, check)
+            os.close(at)
+            at = below
+        if not stat.S_ISDIR(os.fstat(at).st_mode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+    finally:
+        os.close(at)
+        os.close(root)
+
+
+def _no_link_of_others(folder: Path) -> Callable[[str, int, os.stat_result], None]:
+    """Checks a part of the way to a folder."""
+
+    def check(part: str, fd: int, status: os.stat_result) -> None:
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+            raise Untrusted(folder, f"the link {part} on the way to it belongs to {owner(status.st_uid)}")
+
+    return check
 
 
 def walk(
@@ -375,7 +416,7 @@ def folder_for_others(folder: Path) -> Iterator[tuple[Path, int]]:
     for only_where in (True, False):
         if os.geteuid() == 0 and (found := changeable(folder.absolute(), counted_as_root(), only_where=only_where)):
             raise Untrusted(*found)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     place = Path(os.path.realpath(folder))
     fd = open_output_folder(place)
     try:

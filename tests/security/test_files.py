@@ -28,6 +28,7 @@ from argus.store.arrow import to_arrow
 from argus.store.open import open_store
 from argus.store.url import parse_url
 from argus.system import disk_cache, files, installation
+from tests.security.test_off_the_loop import users
 from tests.stores import new_store
 
 NOBODY = 65534
@@ -731,3 +732,112 @@ def test_a_log_of_argus_run_is_not_somebody_elses(theirs: Path, secret: Path) ->
         )
         assert done.returncode != 0
         assert "cannot be written" in done.stderr
+
+
+# ---- whatever else root writes
+
+
+def test_manual_pages_are_written_through_no_link(
+    theirs: Path, secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (theirs / "man1").mkdir()
+    (theirs / "man1" / "argus.1").symlink_to(secret)
+    (theirs / "man1" / "argus-run.1").symlink_to(tmp_path / "new")
+    assert main(["man", "--out", str(theirs)]) == 0
+    for name in ("argus.1", "argus-run.1"):
+        assert (theirs / "man1" / name).read_text().startswith(".TH")
+        assert stat.S_ISREG((theirs / "man1" / name).lstat().st_mode)
+    (tmp_path / "private").mkdir()
+    (theirs / "up").symlink_to(tmp_path / "private")
+    os.chown(theirs / "up", NOBODY, NOBODY, follow_symlinks=False)
+    for below in (".", "deeper"):
+        assert main(["man", "--out", str(theirs / "up" / below)]) == 1
+        assert "the link up on the way to it belongs to nobody" in capsys.readouterr().err
+    assert not list((tmp_path / "private").iterdir())
+    assert main(["man", "--out", str(tmp_path / "private" / "new" / "deeper")]) == 0
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_truth_of_a_simulation_is_written_through_no_link(theirs: Path, secret: Path, tmp_path: Path) -> None:
+    (theirs / "truth.json").symlink_to(secret)
+    words = ["simulate", "--ranks", "2", "--steps", "3", "--store", f"spool://{tmp_path}/spool"]
+    assert main([*words, "--truth", str(theirs / "truth.json")]) == 0
+    assert stat.S_ISREG((theirs / "truth.json").lstat().st_mode)
+    assert "faults" in (theirs / "truth.json").read_text()
+
+
+def test_a_folder_is_made_through_no_link_of_others(theirs: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (theirs / "up").symlink_to(tmp_path / "private")
+    os.chown(theirs / "up", NOBODY, NOBODY, follow_symlinks=False)
+    for make in (files.make_folder, lambda folder: files.open_folder(folder, create=True)):
+        with pytest.raises(files.Untrusted, match="the link up on the way to it belongs to nobody"):
+            make(theirs / "up" / "new" / "deeper")
+    assert not list((tmp_path / "private").iterdir())
+    (tmp_path / "mine").symlink_to("private")
+    files.make_folder(tmp_path / "mine" / ".." / "mine" / "new" / "deeper")
+    files.make_folder(tmp_path / "mine" / "new" / "deeper")
+    assert (tmp_path / "private" / "new" / "deeper").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        files.make_folder(tmp_path / "file" / "new")
+
+
+_WRITERS = {
+    r"\.write_text\(|\.write_bytes\(": {
+        "argus/health/isolate.py",  # of /proc/self
+        "argus/store/engine.py",  # of /proc/self
+        "argus/system/limits.py",  # of /proc/self
+    },
+    r"(?<!f)chmod\(|(?<!f)chown\(|setxattr\(": set(),
+    r"\butime\(": {"argus/system/disk_cache.py"},  # in a folder that was checked
+    r"shutil\.(copy|move|unpack|make_archive)|copytree\(|\bextract(all)?\(": set(),
+    r"mkstemp\(|NamedTemporaryFile\(|mktemp\(": set(),
+    r"mkdtemp\(|TemporaryDirectory\(": {
+        "argus/compare/observe/traced.py",  # a spool for itself
+        "argus/cupti/build.py",  # what the compiler writes, read from there
+    },
+    r"\bopen\(.*[\"'][rbt]*[wax+][rbt+]*[\"']": {
+        "argus/capture/prices.py",  # a file in memory
+        "argus/capture/process/demangle_child.py",  # of /proc/self
+        "argus/capture/reader/process.py",  # of /proc/self
+        "argus/compare/observe/sanitize.py",  # files.replacing
+        "argus/store/open.py",  # a descriptor of files.open_at
+        "argus/store/spool.py",  # a descriptor of a folder that was checked
+        "argus/system/debug.py",  # a descriptor of a folder that was checked
+        "argus/system/files.py",
+        "cli/health.py",  # a descriptor of files
+        "cli/main.py",  # /dev/null
+    },
+    r"\bO_(CREAT|WRONLY|RDWR|APPEND|TRUNC)\b": {
+        "argus/capture/process/cupti.py",  # the helper's memory
+        "argus/capture/reader/process.py",  # refuses them
+        "argus/compare/observe/records.py",  # files.open_at
+        "argus/cupti/inject.py",  # memory of a process
+        "argus/health/isolate.py",  # /dev/null
+        "argus/health/run.py",  # files.open_at
+        "argus/live/command.py",  # /dev/null
+        "argus/store/engine.py",  # files.open_at
+        "argus/store/open.py",  # files.open_at
+        "argus/store/spill.py",  # files.open_at
+        "argus/store/spool.py",  # in a folder that was checked, O_EXCL
+        "argus/system/debug.py",  # in a folder that was checked, O_EXCL
+        "argus/system/files.py",
+        "cli/health.py",  # /dev/null, /dev/stdout
+        "cli/main.py",  # /dev/null
+    },
+    r"\.(mkdir|touch|rename|symlink_to|hardlink_to)\(|os\.(makedirs|replace|link|symlink|truncate|mkfifo|mknod)\(": {
+        "argus/compare/observe/records.py",  # in a folder that was checked
+        "argus/live/tracer.py",  # of a session, no file
+        "argus/store/open.py",  # url.py checks what is above
+        "argus/store/spill.py",  # in a folder that was checked
+        "argus/store/spool.py",  # in a folder that was checked
+        "argus/system/files.py",
+    },
+}
+"""What writes files or makes folders, and where it may stand: everything else has ``argus/system/files.py`` do it."""
+
+
+@pytest.mark.parametrize("pattern", _WRITERS)
+def test_nothing_else_writes_files_by_their_names(pattern: str) -> None:
+    assert users(pattern) == _WRITERS[pattern]
