@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -330,7 +329,7 @@ def _write(file: Path, text: str) -> None:
     data = harmless(text).encode("utf-8", "backslashreplace")
     try:
         fd = _special(file)
-        if fd >= 0:
+        if fd is not None:
             with open(fd, "wb") as opened:
                 opened.write(data)
             return
@@ -342,29 +341,16 @@ def _write(file: Path, text: str) -> None:
         raise ArgusError(f"cannot write {file}: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
 
 
-def _special(file: Path) -> int:
-    """A descriptor of what is no regular file, and is written to as it is; -1: there is none of that name.
+def _special(file: Path) -> int | None:
+    """A descriptor of what is no regular file, and is written to as it is; None: there is none of that name.
 
     Raises:
         OSError: It may not be written to.
     """
-    if str(file.absolute().parent) in ("/dev/fd", "/proc/self/fd") or str(file) in ("/dev/stdout", "/dev/stderr"):
-        return os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        kind = file.lstat().st_mode
-    except FileNotFoundError:
-        return -1
-    if not (stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind)):
-        return -1
-    if stat.S_ISBLK(kind):
-        raise files.Untrusted(file, "it is a disk")
+    if (own := files.own_descriptor(file)) is not None:
+        return own
     folder = files.open_output_folder(file.parent)
     try:
-        fd = os.open(file.name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        # A pipe of one's own will do in any folder, such as /tmp.
-        if (reason := files.distrust(os.fstat(folder))) and not files.trusted(os.fstat(fd)):
-            os.close(fd)
-            raise files.Untrusted(file, f"it is no regular file, and of its folder: {reason}")
+        return files.open_special(folder, file.name, pipes=True)
     finally:
         os.close(folder)
-    return fd

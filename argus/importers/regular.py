@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.system import files
 
 HINT = "Pipes and devices are not read: write it to a file first"
 
@@ -20,14 +21,15 @@ def open_regular(path: Path) -> BinaryIO:
         ArgusError: It is a pipe, a socket or a device.
         OSError: It cannot be opened, or is a folder.
     """
-    if stat.S_ISSOCK(path.stat().st_mode):  # open would only say: no such device or address
-        raise _other(path)
-    # O_NONBLOCK: opening a pipe would wait for its writer.
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise _other(path)
-    return file
+    # As a place first: a pipe would be waited for, and some devices act when they are opened.
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(place).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise _other(path)
+        return open(path, "rb", opener=lambda name, flags: files.open_place(place, flags))
+    finally:
+        os.close(place)
 
 
 def _other(path: Path) -> ArgusError:

@@ -186,55 +186,116 @@ def append_at(folder: int, name: str, data: bytes) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that gets a name at the end, and is removed where that fails. What had the name is replaced, and never
-    written to: the folder may be one that others write to. Its mode is the umask's. A character device, such as
-    /dev/null, is written to instead: root could replace it.
+    written to: the folder may be one that others write to. Its mode is the umask's. Written to instead are a descriptor
+    of this process's (``own_descriptor``), and a device or pipe that nobody else could have put there
+    (``open_special``).
 
     Raises:
-        Untrusted: A link of somebody else's is on the way to the folder.
+        Untrusted: A link of somebody else's is on the way to the folder, or others could have put the device there.
         OSError: It cannot be written. The old one is still there.
     """
-    folder = open_output_folder(path.parent)
-    if (device := _open_device(folder, path.name)) is not None:
-        os.close(folder)
-        with open(device, "wb") as file:
+    if (own := own_descriptor(path)) is not None:
+        with open(own, "wb") as file:
             yield file
         return
-    new = UNFINISHED + uuid.uuid4().hex
+    folder, new = open_output_folder(path.parent), UNFINISHED + uuid.uuid4().hex
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
-            yield file
-        os.rename(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(new, dir_fd=folder)
-        raise
+        if (device := open_special(folder, path.name, links=True)) is not None:
+            with open(device, "wb") as file:
+                yield file
+            return
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+                yield file
+            os.rename(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=folder)
+            raise
     finally:
         os.close(folder)
 
 
-def _open_device(folder: int, name: str) -> int | None:
-    """A descriptor to write to a character device, or, by a link of a folder that only its owner may change, to a
-    terminal or pipe, or by one of /dev (such as /dev/stdout) to any file; None: it is neither.
+def own_descriptor(path: Path) -> int | None:
+    """A copy of the descriptor of this process that a path such as /dev/stdout or /dev/fd/3 names; None: it names none.
 
     Raises:
+        OSError: That descriptor is not open.
+    """
+    name = {"/dev/stdout": "1", "/dev/stderr": "2"}.get(str(path), "")
+    if str(path.absolute().parent) in ("/dev/fd", "/proc/self/fd"):
+        name = path.name
+    if not (name.isascii() and name.isdigit()):
+        return None
+    try:
+        return os.dup(int(name))
+    except (OverflowError, ValueError):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(path)) from None
+
+
+def open_special(folder: int, name: str, *, links: bool = False, pipes: bool = False) -> int | None:
+    """A descriptor to write to a character device; None: something else, or nothing, has that name.
+
+    Args:
+        folder: A descriptor of the folder.
+        name: The name in it.
+        links: Whether a link of a folder that nobody else may change is followed: to a device or a pipe and, from /dev,
+            to anything.
+        pipes: Whether it may be a pipe.
+
+    Raises:
+        Untrusted: Others could have put it there. It was not opened: some devices act when they are.
         OSError: It cannot be opened, nobody reads the pipe, or it is a block device.
     """
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if linked := stat.S_ISLNK(status.st_mode) and not distrust(os.fstat(folder)):
-            status = os.stat(name, dir_fd=folder)
+        place = os.open(name, _PLACE, dir_fd=folder)
     except OSError:
         return None
-    if stat.S_ISBLK(status.st_mode):
-        raise OSError(errno.EINVAL, "it is a block device")
-    in_dev = linked and os.path.samestat(os.fstat(folder), os.stat("/dev"))
-    if not (stat.S_ISCHR(status.st_mode) or in_dev or (linked and stat.S_ISFIFO(status.st_mode))):
-        return None
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if linked else os.O_NOFOLLOW)
-    device = os.open(name, flags, dir_fd=folder)
+    try:
+        linked = links and stat.S_ISLNK(os.fstat(place).st_mode) and not distrust(os.fstat(folder))
+        if linked:
+            try:
+                target = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
+            except OSError:
+                return None
+            os.close(place)
+            place = target
+        kind = os.fstat(place).st_mode
+        if stat.S_ISBLK(kind):
+            raise OSError(errno.EINVAL, "it is a block device")
+        in_dev = linked and os.path.samestat(os.fstat(folder), os.stat("/dev"))
+        if not (stat.S_ISCHR(kind) or in_dev or (stat.S_ISFIFO(kind) and (linked or pipes))):
+            return None
+        if not in_dev:
+            _refuse_planted(place, name)
+        device = open_place(place, os.O_WRONLY)
+    finally:
+        os.close(place)
     os.set_blocking(device, True)
     return device
+
+
+def open_place(place: int, flags: int) -> int:
+    """Opens what an O_PATH descriptor leads to, whatever has its name by now. Neither a pipe's other end nor a lease on
+    a file is waited for.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    return os.open(f"/proc/self/fd/{place}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _refuse_planted(place: int, name: str) -> None:
+    """Raises ``Untrusted`` if others could have put a device or pipe where it lies. A pipe of one's own will do in any
+    folder, such as /tmp."""
+    where, status = os.readlink(f"/proc/self/fd/{place}"), os.fstat(place)
+    above = Path(where).parent
+    if where.startswith("pipe:") or str(above) in ("/dev", "/dev/pts"):
+        return
+    found = changeable(above, (0, os.geteuid()))
+    if found is not None and not (stat.S_ISFIFO(status.st_mode) and trusted(status)):
+        raise Untrusted(name, f"it is no regular file, and others may change {found[0]}: {found[1]}")
 
 
 def open_output_folder(folder: Path) -> int:
@@ -375,15 +436,23 @@ def open_log(path: Path) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o666)
     folder = open_output_folder(path.parent)
     try:
-        # Not to wait for a reader, should somebody have put a pipe there.
-        fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
-    except OSError as failure:
-        raise Untrusted(path, "it is a symbolic link") if failure.errno == errno.ELOOP else failure from None
+        try:
+            place = os.open(path.name, _PLACE, dir_fd=folder)
+        except FileNotFoundError:
+            return os.open(path.name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        try:
+            status = os.fstat(place)
+            if stat.S_ISLNK(status.st_mode):
+                raise Untrusted(path, "it is a symbolic link")
+            if status.st_uid not in (0, os.geteuid()):
+                raise Untrusted(path, f"it belongs to {owner(status.st_uid)}")
+            if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+                _refuse_planted(place, path.name)
+            fd = open_place(place, os.O_WRONLY | os.O_APPEND)
+        finally:
+            os.close(place)
     finally:
         os.close(folder)
-    if (status := os.fstat(fd)).st_uid not in (0, os.geteuid()):
-        os.close(fd)
-        raise Untrusted(path, f"it belongs to {owner(status.st_uid)}")
     os.set_blocking(fd, True)
     return fd
 

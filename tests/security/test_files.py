@@ -22,6 +22,7 @@ import pytest
 
 from argus.cli.main import main
 from argus.health import cron
+from argus.live.account import Account
 from argus.model.errors import ArgusError
 from argus.store import engine, failures, limits, load, spill, spool
 from argus.store.arrow import to_arrow
@@ -713,6 +714,83 @@ def test_an_output_that_is_a_device_is_written_to_and_stays(tmp_path: Path) -> N
     assert stat.S_ISBLK((tmp_path / "disk").lstat().st_mode)
 
 
+NO_DRIVER = os.makedev(253, 1048575)
+"""A device that cannot be opened: who tries gets ENXIO."""
+
+
+@pytest.fixture(params=["theirs", "above", "sticky", "link"])
+def planted(request: pytest.FixtureRequest, theirs: Path, tmp_path: Path) -> Path:
+    """A path at which somebody else could have put a device of root's: whoever opens one may do something by that."""
+    folder = theirs
+    if request.param == "above":
+        folder = theirs / "roots"
+        folder.mkdir()
+    elif request.param == "sticky":
+        folder = tmp_path / "sticky"
+        folder.mkdir()
+        folder.chmod(0o1777)
+    os.mknod(folder / "device", 0o600 | stat.S_IFCHR, NO_DRIVER)
+    if request.param == "link":
+        (tmp_path / "link").symlink_to(folder)
+        folder = tmp_path / "link"
+    return folder / "device"
+
+
+def test_a_device_that_others_could_have_put_there_is_not_opened(planted: Path, tmp_path: Path) -> None:
+    refused = pytest.raises(files.Untrusted, match="it is no regular file, and others may change")
+    with refused, files.replacing(planted):
+        pass
+    done = health(tmp_path, planted)
+    assert done.returncode == 3
+    assert f"cannot write {planted}: it is no regular file, and others may change" in done.stderr
+    with pytest.raises(files.Untrusted, match="it is no regular file, and others may change"):
+        files.open_log(planted)
+    account = tmp_path / "account"
+    account.symlink_to(planted)
+    for output in (planted, account):
+        with pytest.raises(ArgusError, match="cannot be written: it is no regular file, and others may change"):
+            Account(output, "on")
+    assert stat.S_ISCHR(planted.lstat().st_mode)
+
+
+def test_devices_and_descriptors_of_one_s_own_are_written_to(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for name in ("/dev/stdout", "/dev/fd/3", "/proc/self/fd/3"):
+        words = ["simulate", "--ranks", "2", "--steps", "3", "--store", f"spool://{tmp_path}/spool", "--truth", name]
+        with open(file, "wb") as output:
+            script = 'exec "$@" 3>&1'
+            done = subprocess.run(
+                ["sh", "-c", script, "-", *ARGUS, *words], stdout=output, stderr=subprocess.PIPE, timeout=60, text=True
+            )
+        assert (done.returncode, done.stderr) == (0, ""), name
+        text = file.read_text()
+        assert text.startswith("{"), "from where the descriptor was, not over what was there"
+        assert "rows in" in text
+        done = subprocess.run(
+            ["sh", "-c", f"{script} | cat", "-", *ARGUS, *words], capture_output=True, timeout=60, text=True
+        )
+        assert done.stdout.startswith("{")
+        assert health(tmp_path, Path(name.replace("fd/3", "fd/1"))).stdout
+    for name in ("/dev/fd/77", "/dev/fd/99999999999999999999", "/proc/self/fd/78"):
+        with pytest.raises(OSError, match="Bad file descriptor"), files.replacing(Path(name)):
+            pass
+        assert "cannot write" in health(tmp_path, Path(name)).stderr
+    for name in ("/dev/null", "/dev/zero", "/dev/./null"):
+        with files.replacing(Path(name)) as sink:
+            sink.write(b"x")
+        os.close(files.open_log(Path(name)))
+    with pytest.raises(OSError, match="No space"), files.replacing(Path("/dev/full")) as sink:
+        sink.write(b"x")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert health(tmp_path, pipe).returncode != 3
+        assert b"all is well" in os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+
+
 def test_an_output_of_others_that_is_a_link_to_a_device_is_replaced(theirs: Path) -> None:
     (theirs / "link").symlink_to("/dev/full")
     with files.replacing(theirs / "link") as file:
@@ -823,7 +901,7 @@ _WRITERS = {
         "argus/store/spool.py",  # in a folder that was checked, O_EXCL
         "argus/system/debug.py",  # in a folder that was checked, O_EXCL
         "argus/system/files.py",
-        "cli/health.py",  # /dev/null, /dev/stdout
+        "cli/health.py",  # /dev/null
         "cli/main.py",  # /dev/null
     },
     r"\.(mkdir|touch|rename|symlink_to|hardlink_to)\(|os\.(makedirs|replace|link|symlink|truncate|mkfifo|mknod)\(": {

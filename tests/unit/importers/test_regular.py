@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,14 @@ def test_sockets_and_devices_are_no_files(tmp_path: Path, monkeypatch: pytest.Mo
                 open_regular(path)
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a device")
+def test_a_device_is_not_even_opened(tmp_path: Path) -> None:
+    """Opening some does something: a watchdog's begins to count. A link may lead to one."""
+    device, link = tmp_path / "device", tmp_path / "rank_0.json"
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(253, 1048575))  # of no driver: who opens it gets ENXIO
+    link.symlink_to(device)
+    for path in (device, link):
+        with pytest.raises(ArgusError, match="is not a file"):
+            open_regular(path)
