@@ -251,13 +251,17 @@ def _ask_engine(folder: Path) -> Names | None:
 
 def _refresh_aside(url: str) -> None:
     """Writes a store's names in a process that this one does not wait for, and that prints nothing."""
-    environment = {name: value for name, value in os.environ.items() if name != "_ARGUS_COMPLETE"}
+    from argus.system import child
+
+    environment = {**os.environ, "PYTHONPATH": child.environment()["PYTHONPATH"]}
+    environment.pop("_ARGUS_COMPLETE", None)
     with contextlib.suppress(OSError):
         subprocess.Popen(
             [sys.executable, "-m", __name__, url],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            cwd="/",
             env=environment,
             start_new_session=True,
         )

@@ -9,6 +9,8 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,7 @@ from argus.cupti import build
 from argus.model import calls
 from argus.model.errors import ArgusError
 from argus.model.units import binary_size, seconds
-from argus.system import installation, privileges
+from argus.system import child, installation, privileges
 
 PROBE_CALLS = 7
 """Calls the self-test makes: a prime, so that a multiple of what was made cannot pass."""
@@ -256,8 +258,15 @@ def _store_engine() -> State:
             "chdb, the embedded engine, is not installed",
             "pip install chdb, or --store clickhouse://HOST/DB",
         )
-    chdb = importlib.import_module("chdb")
-    engine = str(chdb.query("SELECT version()", "TSV")).strip()
+    # Not here: chdb reads settings from the current folder, where anybody may have put some.
+    asked = subprocess.run(
+        [sys.executable, "-c", "import chdb; print(chdb.query('SELECT version()', 'TSV'))"], cwd="/",
+        env=child.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"it ended with {asked.returncode}"])[-1]
+        return State(False, f"chdb, the embedded engine, does not run: {last}", "pip install --force-reinstall chdb")
+    engine = asked.stdout.strip()
     return State(True, f"embedded: chdb {importlib.metadata.version('chdb')}, ClickHouse {engine}")
 
 

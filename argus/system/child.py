@@ -26,6 +26,17 @@ class ChildError(Exception):
     """What the process said instead of an answer."""
 
 
+def environment() -> dict[str, str]:
+    """The environment of a Python of Argus's own that runs in ``/``: it finds Argus where this one was found.
+
+    In the current folder somebody may have put a module that would be imported instead, or a file of settings that a
+    library reads; in ``/`` nobody but root can.
+    """
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    return {**secrets.without(os.environ), "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def ask(module: str, request: Any, limit_s: float) -> Any:
     """The answer of a module to a request.
 
@@ -36,14 +47,10 @@ def ask(module: str, request: Any, limit_s: float) -> Any:
     Raises:
         ChildError: It failed, gave no answer, or took longer.
     """
-    package = Path(__file__).resolve().parents[2]
-    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     try:
-        # In / nobody but root can have put a module that would be imported instead.
         done = subprocess.run(
             [sys.executable, "-m", module, str(os.getpid())], input=json.dumps(request).encode(), capture_output=True,
-            cwd="/", env={**secrets.without(os.environ), "PYTHONPATH": os.pathsep.join(paths)}, timeout=limit_s,
-            check=False,
+            cwd="/", env=environment(), timeout=limit_s, check=False,
             start_new_session=True,  # a Ctrl-C is for Argus, which ends the process if it is to end
         )  # fmt: skip
     except OSError as reason:
