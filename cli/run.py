@@ -14,7 +14,7 @@ import click
 from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
 from argus.live.account import Account
-from argus.live.command import SIGNALLED, Holder, Watched, Watcher, find_user
+from argus.live.command import HELD_S, SIGNALLED, Holder, Watched, Watcher, find_user
 from argus.live.command import run as run_command
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import harmless, printable
@@ -161,6 +161,8 @@ def command(
     except ArgusError:
         watcher.give_up()
         raise
+    if holder.gave_up:
+        say(f"what the command loads was not found within {HELD_S:.0f} s: its first calls may be missing")
     if state == "on":
         environment.update(arming.changes)
         also = f", NVTX ranges: {_record_nvtx(environment, words)}" if nvtx else ""

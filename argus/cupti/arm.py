@@ -203,10 +203,12 @@ def _site_packages(python: str, *words: str) -> Path:
 def _refuse_others(python: str, words: Sequence[str], parts: Iterable[Path]) -> None:
     """Raises an ArgusError if others than root may change a part of an interpreter."""
     for part in parts:
+        while not os.path.lexists(part) and part != part.parent:
+            part = part.parent  # who may make it there may change it
         try:
             found = files.changeable(part)
         except (OSError, ValueError):
-            continue  # it is not there, and nobody else could make it
+            continue  # a link that leads nowhere, where nobody else could change that
         if found is not None:
             raise _of_others(python, *found, *words)
 
@@ -227,7 +229,8 @@ def _by_owner(part: Path, python: str, *words: str) -> str:
         return f"Let nobody else change it: chmod go-w {shlex.quote(str(part))}" if files.distrust(status) else ""
     name = files.owner(uid)
     user = f"-u {shlex.quote(f'#{uid}' if name.startswith('uid ') else name)} " if uid else ""
-    return f"Run it as its owner: sudo {user}{shlex.join(['argus', 'arm', '--python', python, *words])}"
+    own = f"Run it as its owner: sudo {user}{shlex.join(['argus', 'arm', '--python', python, *words])}"
+    return own if words else f'{own}, or arm a shell: eval "$(argus arm)"'
 
 
 def _started_from(exe: Path) -> Iterator[Path]:

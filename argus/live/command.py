@@ -12,6 +12,7 @@ Three processes, so that nothing that happens to the tracing reaches the command
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import pwd
@@ -44,6 +45,8 @@ _SENT_BY_A_PROCESS = 0
 processes of the foreground, the command included."""
 HELD_S = 10.0
 """How long a command waits for what it will load to be found. A program that is linked takes some 10 ms."""
+ENDS_S = 2.0
+"""How long the end of a child is waited for."""
 _LIBRARIES = ("libcuda.so", "libcudart.so", "libnccl.so")
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 _SYSTEM_FOLDERS = (
@@ -310,7 +313,8 @@ class Holder:
         user: Whom it runs as; None: as this process.
 
     Attributes:
-        pid: The child; 0: there is none, since nothing was found.
+        pid: The child; 0: there is none.
+        gave_up: Whether it took too long.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], user: User | None = None) -> None:
@@ -319,6 +323,9 @@ class Holder:
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                # It may wait for a file for ever, and its parent may have ended by then.
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(math.ceil(HELD_S) + 1)
                 os.setsid()
                 if user is not None and user.is_other:
                     os.setgroups(user.groups)
@@ -333,24 +340,31 @@ class Holder:
                             mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
                         )
                 os.write(ready_write, b"1" if held else b"0")
+                signal.alarm(0)
                 while held and os.getppid() == parent:
                     time.sleep(0.2)
             finally:
                 os._exit(0)
         os.close(ready_write)
-        came, _, _ = select.select([ready_read], [], [], HELD_S)
-        has_files = bool(came) and os.read(ready_read, 1) == b"1"
-        os.close(ready_read)
-        if not has_files:
-            self.let_go()
+        has_files = False
+        try:
+            came, _, _ = select.select([ready_read], [], [], HELD_S)
+            self.gave_up = not came
+            has_files = bool(came) and os.read(ready_read, 1) == b"1"
+        finally:
+            os.close(ready_read)
+            if not has_files:
+                self.let_go()
 
     def let_go(self) -> None:
-        """Ends it, and what it has started."""
+        """Ends it, and what it has started. One that hangs in the kernel is not waited for: it ends later."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):  # it has not made its session yet
                 os.killpg(self.pid, signal.SIGKILL)
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            until = time.monotonic() + ENDS_S
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+                time.sleep(0.001)
             self.pid = 0
 
 

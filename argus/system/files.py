@@ -242,7 +242,8 @@ def open_special(folder: int, name: str, *, links: bool = False, pipes: bool = F
         name: The name in it.
         links: Whether a link of a folder that nobody else may change is followed: to a device or a pipe and, from /dev,
             to anything.
-        pipes: Whether it may be a pipe.
+        pipes: Whether a pipe of others counts, and is refused where they could have put it there. One's own is written
+            to in any folder.
 
     Raises:
         Untrusted: Others could have put it there. It was not opened: some devices act when they are.
@@ -261,11 +262,12 @@ def open_special(folder: int, name: str, *, links: bool = False, pipes: bool = F
                 return None
             os.close(place)
             place = target
-        kind = os.fstat(place).st_mode
-        if stat.S_ISBLK(kind):
+        status = os.fstat(place)
+        if stat.S_ISBLK(status.st_mode):
             raise OSError(errno.EINVAL, "it is a block device")
         in_dev = linked and os.path.samestat(os.fstat(folder), os.stat("/dev"))
-        if not (stat.S_ISCHR(kind) or in_dev or (stat.S_ISFIFO(kind) and (linked or pipes))):
+        is_pipe = stat.S_ISFIFO(status.st_mode) and (linked or pipes or trusted(status))
+        if not (stat.S_ISCHR(status.st_mode) or in_dev or is_pipe):
             return None
         if not in_dev:
             _refuse_planted(place, name)
@@ -283,7 +285,12 @@ def open_place(place: int, flags: int) -> int:
     Raises:
         OSError: It cannot be opened.
     """
-    return os.open(f"/proc/self/fd/{place}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    way = f"/proc/self/fd/{place}"
+    try:
+        return os.open(way, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as failure:
+        failure.filename = os.readlink(way)
+        raise
 
 
 def _refuse_planted(place: int, name: str) -> None:
@@ -299,8 +306,8 @@ def _refuse_planted(place: int, name: str) -> None:
 
 
 def open_output_folder(folder: Path) -> int:
-    """A descriptor of a folder that others may write to. Links on the way are followed only if they are root's or the
-    effective user's: who may write there must not choose where root does.
+    """A descriptor of a folder that others may write to. Links on the way are followed only if they belong to the
+    effective user or ``counted_as_root``: who may write there must not choose where root does.
 
     Raises:
         Untrusted: A link belongs to somebody else.
@@ -357,7 +364,7 @@ def _no_link_of_others(folder: Path) -> Callable[[str, int, os.stat_result], Non
     """Checks a part of the way to a folder."""
 
     def check(part: str, fd: int, status: os.stat_result) -> None:
-        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), *counted_as_root()):
             raise Untrusted(folder, f"the link {part} on the way to it belongs to {owner(status.st_uid)}")
 
     return check
@@ -436,10 +443,13 @@ def open_log(path: Path) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o666)
     folder = open_output_folder(path.parent)
     try:
-        try:
-            place = os.open(path.name, _PLACE, dir_fd=folder)
-        except FileNotFoundError:
-            return os.open(path.name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        place = -1
+        while place < 0:
+            try:
+                place = os.open(path.name, _PLACE, dir_fd=folder)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # another process has just made it
+                    return os.open(path.name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
         try:
             status = os.fstat(place)
             if stat.S_ISLNK(status.st_mode):

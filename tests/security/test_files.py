@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -694,6 +696,52 @@ def test_an_export_into_a_folder_of_others_replaces_what_is_there(theirs: Path, 
     _write(str(output), "<svg/>")
     assert output.read_text() == "<svg/>"
     assert not output.is_symlink()
+
+
+def test_a_log_that_several_ranks_begin_at_once_is_everybody_s(tmp_path: Path) -> None:
+    """As of one command line for all ranks of a node."""
+    for number in range(20):
+        path, start = tmp_path / f"log{number}", Barrier(4)
+
+        def begin(path: Path = path, start: Barrier = start) -> None:
+            start.wait()
+            fd = files.open_log(path)
+            os.write(fd, b"rank\n")
+            os.close(fd)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(begin) for _ in range(4)]:
+                done.result()
+        assert path.read_text() == "rank\n" * 4
+
+
+def test_links_of_who_called_sudo_are_followed(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To what they may name themselves, and of others no more than before."""
+    (theirs / "there").mkdir()
+    (theirs / "link").symlink_to("there")
+    os.lchown(theirs / "link", NOBODY, NOBODY)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    for use in (files.make_folder, lambda folder: os.close(files.open_output_folder(folder))):
+        with pytest.raises(files.Untrusted, match="the link link on the way"):
+            use(theirs / "link" / "man1")
+        monkeypatch.setenv("SUDO_UID", str(NOBODY))
+        use(theirs / "link" / "man1")
+        assert (theirs / "there" / "man1").is_dir()
+        monkeypatch.delenv("SUDO_UID")
+
+
+def test_an_output_that_is_a_pipe_of_one_s_own_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device") as failed, files.replacing(pipe):
+        pass
+    assert failed.value.filename == str(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with files.replacing(pipe) as file:
+        file.write(b"whole")
+    assert os.read(reader, 9) == b"whole"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
 def test_an_output_that_is_a_device_is_written_to_and_stays(tmp_path: Path) -> None:

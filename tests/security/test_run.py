@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,3 +59,33 @@ def test_a_pipe_in_a_library_s_place_does_not_keep_the_command(
     holder = Holder([str(theirs / "bin" / "python")], dict(os.environ), user)
     assert time.monotonic() - began < 5
     assert holder.pid == 0, "it is gone"
+
+
+def test_a_holder_whose_command_is_given_up_ends(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it may be ended meanwhile."""
+    monkeypatch.setattr(command, "HELD_S", 0.5)
+    monkeypatch.setattr(command, "likely_libraries", lambda *_: time.sleep(60))
+    monkeypatch.setattr(Holder, "let_go", lambda self: None)  # as if its parent were no more
+    holder = Holder(["true"], {})
+    assert holder.gave_up
+    assert os.waitpid(holder.pid, 0)[1] == signal.SIGALRM
+
+
+def test_a_holder_is_let_go_if_the_wait_for_it_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[int] = []
+    fork = os.fork
+
+    def forked() -> int:
+        children.append(fork())
+        return children[-1]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "likely_libraries", lambda *_: time.sleep(60))
+    monkeypatch.setattr(command, "os", SimpleNamespace(**{**vars(os), "fork": forked}))
+    monkeypatch.setattr(command, "select", SimpleNamespace(select=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        Holder(["true"], {})
+    with pytest.raises(ChildProcessError):
+        os.waitpid(children[0], 0)

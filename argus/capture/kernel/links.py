@@ -110,19 +110,31 @@ def _link_perf(program: int, path: str, offset: int, cookie: int, at_exit: bool,
 
 
 def close_links(links: Sequence[tuple[list[int], list[int]]]) -> None:
-    """Closes links, given as pairs of those at entries and those at exits. A process that ends does not wait for it."""
+    """Closes links, given as pairs of those at entries and those at exits. A process that ends does not wait for it.
+
+    Raises:
+        OSError: One of them could not be closed. The others are.
+    """
     # Each close waits for a grace period of the kernel; the waits of several threads overlap. Entries first: a call
     # entered without its exit probed would look as if it never returned.
+    failures: list[OSError] = []
     for edge in (0, 1):
         edges = [link for both in links for link in both[edge]]
         shares = [edges[number::CLOSERS] for number in range(min(CLOSERS, len(edges)))]
         for closing in [Aside(partial(_close_all, share), "argus-unlink") for share in shares]:
-            closing.result()
+            failures += closing.result()
+    if failures:
+        raise failures[0]
 
 
-def _close_all(links: Sequence[int]) -> None:
+def _close_all(links: Sequence[int]) -> list[OSError]:
+    failures = []
     for link in links:
-        os.close(link)
+        try:
+            os.close(link)
+        except OSError as failure:
+            failures.append(failure)
+    return failures
 
 
 def link_in_time(make: Callable[[], list[int]], seconds: float = PATIENCE_S) -> list[int]:

@@ -402,7 +402,9 @@ class Reader:
         if not lets_go and (self._has_left_too_many(owner) or not self._has_time(pid, owner)):
             self.counters["reads_over_budget"] += 1
             self.on_loss("reads_over_budget", pid, 1, "")
-            raise Unreadable(f"{op} of process {pid}: to read it, or others of its user, took too long")
+            raise Unreadable(
+                f"{op} of process {pid}: to read it, or others of its user, took too long, or left readers hanging"
+            )
         self._revive()
         self._renew()
         spent = _Spent(self._pid)
