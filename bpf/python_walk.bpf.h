@@ -198,7 +198,7 @@ INLINE void begin_stack(struct scratch *s, struct target *target, struct thread 
 	s->fresh = 0;
 	s->walked = 0;
 	s->walking = 0;
-	s->space = (u64)target->generation << 32 | tgid;
+	s->space = target->space;
 	s->hash = mix(s->space + 1);
 	*(volatile u32 *)&s->result = WALK_NO_PYTHON;
 	struct argus_python *py = pythons.lookup(&tgid);

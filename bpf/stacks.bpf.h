@@ -90,9 +90,9 @@ struct thread {
 struct target {
 	u64 refused;       /* samples and switches of threads beyond its share */
 	u32 threads;       /* in the map "threads" */
-	u32 generation;    /* part of every stack's number: another for each process that gets this PID, and each program it runs */
 	u32 owner;         /* its user in its container: map "owner_threads" */
-	u32 unused;
+	u64 space;         /* part of every stack's number: another for each process that gets this PID, and each program it runs.
+	                    * Drawn by chance: who knew it could make a stack whose number is that of another process's */
 };
 
 struct nsdata {

@@ -50,7 +50,7 @@ int on_exec(void *ctx)
 	if (b)
 		__sync_fetch_and_add(&b->execs, 1);
 	u64 now = bpf_ktime_get_ns();
-	target->generation = (u32)mix(now ^ tgid);
+	target->space = mix(target->space ^ now);
 	pythons.delete(&tgid);
 	thread_states.delete(&tid);
 	struct thread *thread = threads.lookup(&tid);

@@ -17,6 +17,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import secrets
 import struct
 import threading
 import time
@@ -145,8 +146,8 @@ _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
 _CLONES, _EXECS = (records.BOARD.fields[name][1] // 8 for name in ("clones", "execs"))  # type: ignore[index]
 """Words of ``records.BOARD``."""
-_TARGET = "<QIIII"
-"""``struct target`` of bpf/stacks.bpf.h: refused, threads, generation, owner, unused."""
+_TARGET = "<QIIQ"
+"""``struct target`` of bpf/stacks.bpf.h: refused, threads, owner, space."""
 _NO_PAUSES = np.empty(0, records.PAUSE)
 
 
@@ -323,8 +324,7 @@ class StackProbes:
         self._kept: list[Drained] = []
         self._kept_bytes = self._counted_ns = 0
         self._closed = False
-        self._generations: dict[int, int] = {}
-        self._generation = 0
+        self._spaces: dict[int, int] = {}
         self._owners = ThreadOwners(self._module)
         self._thread_states: dict[int, dict[int, int]] = {}
         self._with_python: set[int] = set()
@@ -469,16 +469,15 @@ class StackProbes:
 
     def add_target(self, pid: int, owner: Owner = UNKNOWN) -> None:
         """Takes stacks of a process: native ones, until ``set_python``. Called again, its stacks have new numbers."""
-        self._generation += 1
-        refused, threads, *_ = self._target(pid) if pid in self._generations else (0, 0)
+        refused, threads, *_ = self._target(pid) if pid in self._spaces else (0, 0)
         number = self._owners.add(pid, owner)
-        self._module["stack_targets"].set(pid, struct.pack(_TARGET, refused, threads, self._generation, number, 0))
-        self._generations[pid] = self._generation
+        self._spaces[pid] = secrets.randbits(64)
+        self._module["stack_targets"].set(pid, struct.pack(_TARGET, refused, threads, number, self._spaces[pid]))
         self._publish_targets()
 
     def _publish_targets(self) -> None:
         bits = np.zeros(_TARGET_BITS, bool)
-        bits[np.fromiter(self._generations, np.int64, len(self._generations)) % _TARGET_BITS] = True
+        bits[np.fromiter(self._spaces, np.int64, len(self._spaces)) % _TARGET_BITS] = True
         self._module["targets_known"].set(0, np.packbits(bits, bitorder="little").tobytes())
 
     def set_function(self, pid: int, begin: int, end: int, near: int) -> None:
@@ -493,11 +492,11 @@ class StackProbes:
         first, last = -(-begin // _BLOCK_BYTES), end // _BLOCK_BYTES
         first = max(first, min(near // _BLOCK_BYTES - _MAX_BLOCKS // 2, last - _MAX_BLOCKS))
         last = min(last, first + _MAX_BLOCKS)
-        if first >= last or pid not in self._generations:
+        if first >= last or pid not in self._spaces:
             return
         keys = np.empty((last - first, 2), "<u8")
         keys[:, 0] = np.arange(first, last, dtype=np.uint64)
-        keys[:, 1] = self._generations[pid] << 32 | pid
+        keys[:, 1] = self._spaces[pid]
         self._module["blocks"].update(keys, np.full(last - first, begin, "<u8"))
 
     def set_leaf_only(self, pid: int, place: int) -> None:
@@ -508,8 +507,8 @@ class StackProbes:
             pid: The process.
             place: ``RawStack.native[0]``.
         """
-        if pid in self._generations:
-            key = struct.pack("<QQ", place, self._generations[pid] << 32 | pid)
+        if pid in self._spaces:
+            key = struct.pack("<QQ", place, self._spaces[pid])
             self._module["leaf_only"].set(key, 1)
 
     def set_python(self, pid: int, layout: NDArray[np.void]) -> None:
@@ -558,7 +557,7 @@ class StackProbes:
         for name in ("stack_targets", "pythons"):
             self._module[name].delete(pid)
         self._with_python.discard(pid)
-        self._generations.pop(pid, None)
+        self._spaces.pop(pid, None)
         self._publish_targets()
         self._forget_states(self._thread_states.pop(pid, {}).keys() | set())
         rows = self._thread_rows()
@@ -572,7 +571,7 @@ class StackProbes:
 
     def _target(self, pid: int) -> tuple[int, ...]:
         value = self._module["stack_targets"].get(pid)
-        return (0, 0, 0, 0, 0) if value is None else struct.unpack(_TARGET, value)
+        return (0, 0, 0, 0) if value is None else struct.unpack(_TARGET, value)
 
     def _thread_rows(self, tids: Sequence[int] | None = None) -> NDArray[np.void]:
         """What is known of these threads, or of all: some columns of ``_THREAD``, and "tid"."""

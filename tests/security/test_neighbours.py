@@ -257,6 +257,30 @@ THREADS += "[each.join() for each in many]\nprint(flush=True)\ninput()\n"
 
 
 @pytest.mark.kernel
+def test_nobody_can_make_a_stack_with_the_number_of_another_s() -> None:
+    """Its number is a hash that can be inverted: what it begins with is drawn by chance, and drawn again at an exec."""
+    drawn = []
+    with running("/usr/bin/python3", "-c", "import os; print(flush=True); input(); os.execl('/bin/cat', 'cat')") as one:
+        assert one.stdin is not None
+        for again in range(2):
+            probes = StackProbes(rate_hz=97, off_cpu_ns=1_000_000)
+            try:
+                probes.add_target(one.pid)
+                drawn.append(probes._target(one.pid)[-1])
+                if again:
+                    one.stdin.write(b"\n")
+                    one.stdin.flush()
+                    wait_until(lambda: probes._target(one.pid)[-1] != drawn[-1], what="the exec")  # noqa: B023
+                    drawn.append(probes._target(one.pid)[-1])
+            finally:
+                probes.close()
+    for number, space in enumerate(drawn):
+        others = drawn[:number] + drawn[number + 1 :]
+        assert all(bin(space ^ other).count("1") > 8 for other in others), "of 64 bits some 32 differ"
+        assert bin(space ^ (1 << 32 | one.pid)).count("1") > 8
+
+
+@pytest.mark.kernel
 def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "THREADS_EACH", 8)
     with (
