@@ -14,15 +14,16 @@ fills through the process's own descriptor (pidfd_getfd), with the rights that t
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import platform
 import random
+import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from argus.capture.process.c_library import Functions
@@ -39,6 +40,7 @@ from argus.cupti import build, interrupt
 from argus.cupti.arm import SWITCH, helper_address
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.units import seconds
+from argus.system.aside import Aside
 
 WAIT_S = 10.0
 """How long the helper may take to start once it was asked to."""
@@ -59,6 +61,24 @@ _LOADED_AS = b"/proc/self" + b"/" * 24 + b"fd/%d"
 write its own there (helper/inject.c)."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _MOUNTS_BYTES = 16 << 20
+FILL_S = 2.0
+"""Longest wait for the file in memory to be filled."""
+_FILL = f"""
+import errno, fcntl, os, socket, sys
+sock, content = socket.socket(fileno=0), b""
+while len(content) < int(sys.argv[1]) and (part := sock.recv(int(sys.argv[1]) - len(content))):
+    content += part
+failure = errno.EINVAL
+try:
+    file = socket.recv_fds(sock, 1, 1)[1][0]
+    fcntl.fcntl(file, fcntl.F_GET_SEALS)  # EINVAL: it is no file in memory
+    if not os.fstat(file).st_size and os.pwrite(file, content, 0) == len(content):
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, {_SEALS})
+        failure = 0
+except OSError as reason:
+    failure = reason.errno or failure
+sock.send(failure.to_bytes(4, "little"))
+"""
 
 
 def inject(pid: int) -> str:
@@ -93,8 +113,7 @@ def _inject(target: Target) -> str:
         if not interrupt.supported():
             raise ArgusError(f"a running process cannot be injected on {platform.machine()} yet", _ARM_INSTEAD)
         # ptrace holds what a thread has stopped until that thread ends.
-        with ThreadPoolExecutor(1, "argus-ptrace") as tracer:
-            return tracer.submit(_by_ptrace, target, memory, program).result()
+        return Aside(lambda: _by_ptrace(target, memory, program), "argus-ptrace").result()
     finally:
         os.close(memory)
 
@@ -195,8 +214,13 @@ def _wait_for_helper(pid: int, seconds: float) -> bool:
 
 
 def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
+    # Begun before a thread is stopped.
+    with _Filler(build.injected_library().read_bytes()) as filler:
+        return _stop_and_load(target, memory, program, filler)
+
+
+def _stop_and_load(target: Target, memory: int, program: tuple[object, ...], filler: _Filler) -> str:
     pid = target.pid
-    content = build.injected_library().read_bytes()
     longest_s = 0.0
     deadline = time.monotonic() + REST_TIMEOUT_S
     try:
@@ -210,7 +234,7 @@ def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
                 on_stack = any(thread.registers["rsp"] in stack for stack in stacks)
                 called = on_stack and thread.at_rest(mappings, functions.sigreturn)
                 if called:
-                    _load(thread, target.pidfd, functions, content)
+                    _load(thread, target.pidfd, functions, filler)
             longest_s = max(longest_s, thread.held_s)
             if called:
                 break
@@ -227,34 +251,59 @@ def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
     return f"injected by ptrace: the process was stopped for {seconds(longest_s)}"
 
 
-def _load(thread: interrupt.Stopped, pidfd: int, functions: Functions, content: bytes) -> None:
+def _load(thread: interrupt.Stopped, pidfd: int, functions: Functions, filler: _Filler) -> None:
     """Makes the thread load a library when it goes on."""
     number = thread.memory_file(_MEMORY_FILE, functions)
     load = interrupt.Call(functions.dlopen, (_LOADED_AS % number, os.RTLD_NOW))
     forget = interrupt.Call(functions.syscall, (interrupt.SYS_CLOSE, number))
     try:
-        _fill(pidfd, number, content)
+        filler.fill(pidfd, number)
     except OSError as failure:
         thread.call([forget], functions.sigreturn)
-        raise interrupt.Refused(f"its file in memory cannot be filled ({failure.strerror})") from failure
+        raise interrupt.Refused(f"its file in memory cannot be filled ({failure.strerror or failure})") from failure
     thread.call([load, forget], functions.sigreturn)
 
 
-def _fill(pidfd: int, number: int, content: bytes) -> None:
-    """Writes a process's own, empty file in memory, and seals it.
+class _Filler:
+    """Writes a process's own, empty file in memory, and seals it, from a child that holds nothing else.
 
     By its number another thread may have put anything else there. It is written through the description that the
-    process itself has of it, so with no more rights than the process has; and only if it is a file in memory, since
-    others may keep who writes waiting.
+    process itself has of it, so with no more rights than the process has; and only if it is a file in memory. Even
+    that may keep who writes waiting for ever, since the process may be writing to it: then the child is left behind.
     """
-    file = interrupt.take_file(pidfd, number)
-    try:
-        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # EINVAL: it is no file in memory
-        if os.fstat(file).st_size or os.pwrite(file, content, 0) != len(content):
-            raise OSError(errno.EINVAL, "it is another file")
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
-    finally:
-        os.close(file)
+
+    def __init__(self, content: bytes) -> None:
+        self._sock, its_end = socket.socketpair()
+        self._sock.settimeout(FILL_S)
+        with its_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _FILL, str(len(content))], stdin=its_end.fileno(), cwd="/", env={},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._sock.sendall(content)
+
+    def __enter__(self) -> _Filler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+
+    def fill(self, pidfd: int, number: int) -> None:
+        """Fills the file that the process has by a number.
+
+        Raises:
+            OSError: It cannot be filled, or keeps who writes waiting.
+        """
+        file = interrupt.take_file(pidfd, number)
+        try:
+            socket.send_fds(self._sock, [b"f"], [file])
+        finally:
+            os.close(file)
+        if failure := int.from_bytes(self._sock.recv(4), "little"):
+            raise OSError(failure, os.strerror(failure))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,9 @@ def changeable(words: Iterable[str] = ()) -> tuple[Path, str] | None:
     Args:
         words: Programs to look at besides, by absolute paths.
     """
+    for entry in sys.path:
+        if entry and not os.path.isabs(entry):
+            return Path(entry), "Python looks for modules there in whatever folder is the current one"
     for part in (*words, *_parts()):
         try:
             who = files.changeable(Path(part))
@@ -41,7 +44,7 @@ def _parts() -> Iterator[str]:
     yield program()[0]
     yield sys.executable
     yield os.path.join(sys.prefix, "pyvenv.cfg")
-    yield from (os.path.abspath(entry) for entry in sys.path if entry)
+    yield from filter(None, sys.path)
     for name in _PACKAGES:
         module = sys.modules.get(name)
         for folder in getattr(module, "__path__", ()):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 import time
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -58,6 +62,51 @@ def test_tab_runs_no_module_there(hostile: Path, tmp_path: Path) -> None:
         time.sleep(0.05)
     assert list((tmp_path / "cache").rglob("*.json")), "the names were asked for"
     assert not (tmp_path / "proof").exists()
+
+
+def relative_paths(python: str) -> list[str]:
+    """Where an interpreter looks for modules in the current folder, by start-up files of its site-packages."""
+    program = "import sys; print('\\n'.join(path for path in sys.path if path and not path.startswith('/')))"
+    done = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
+
+
+def test_an_installation_for_development_looks_for_nothing_in_the_current_folder() -> None:
+    assert relative_paths(sys.executable) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_argus_runs_no_module_there(root: Path, hostile: Path, tmp_path: Path, packed: bool) -> None:
+    """Wherever a start-up file of site-packages leads: that of an editable installation may be a relative path."""
+    environment = tmp_path / "venv"
+    venv.create(environment, symlinks=True)
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "argus").mkdir()
+    for part in [*(root / "argus").iterdir(), root / "cli"]:
+        (packages / "argus" / part.name).symlink_to(part)
+    paths = [path for path in sys.path if path.endswith("-packages")]
+    (packages / "there.pth").write_text("import sys; sys.path.append('decoy')\n")
+    decoy = hostile / "decoy"
+    if packed:
+        with zipfile.ZipFile(decoy, "w") as archive:
+            for name in ("argus/__init__.py", "sitecustomize.py", "click.py"):
+                archive.writestr(name, PROOF)
+    else:
+        (decoy / "argus").mkdir(parents=True)
+        for name in ("argus/__init__.py", "sitecustomize.py", "click.py"):
+            (decoy / name).write_text(PROOF)
+    (packages / "thus.pth").write_text("".join(f"{path}\n" for path in paths))
+    program = environment / "bin" / "argus"
+    shutil.copy(root / "bin" / "argus", program)
+    program.chmod(0o755)
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([program, "--version"], env=found, capture_output=True, text=True, check=False)
+    assert not (tmp_path / "proof").exists()
+    assert done.returncode == 0, done.stderr
+    # A path of the user's is one of the current folder.
+    done = subprocess.run([program, "man", "--out", "man"], env=found, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (hostile / "man").is_dir()
 
 
 def starts_in_the_current_folder(source: str) -> list[int]:

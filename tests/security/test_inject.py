@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -137,7 +138,8 @@ def test_root_writes_to_its_memory_and_to_no_file(start: Start) -> None:
     opened = [arguments for event, arguments in seen if event == "open"]
     assert opened
     assert {path for path, _, flags in opened if isinstance(flags, int) and flags & writing} == {
-        f"/proc/{process.pid}/mem"
+        f"/proc/{process.pid}/mem",
+        "/dev/null",
     }
     starts = ("subprocess", "os.exec", "os.posix_spawn", "os.fork", "os.system", "pty")
     changes: tuple[str, ...] = (
@@ -151,7 +153,9 @@ def test_root_writes_to_its_memory_and_to_no_file(start: Start) -> None:
         "os.symlink",
     )
     changes += ("os.truncate", "os.utime", "os.setxattr", "shutil", "tempfile")
-    assert [event for event, _ in seen if event.startswith(starts + changes)] == []
+    begun = [arguments for event, arguments in seen if event.startswith(starts + changes)]
+    # Nothing but the Python that fills the process's file in memory.
+    assert begun == [(sys.executable, [sys.executable, "-I", "-S", "-c", inject._FILL, ANY], "/", {})]
 
 
 @pytest.mark.parametrize("kind", ["file", "fifo"])
@@ -217,6 +221,32 @@ def test_memory_of_the_program_before_is_out_of_reach(start: Start, place: Path)
     finally:
         os.close(memory)
     end(process)
+
+
+def test_a_file_in_memory_that_keeps_who_writes_waiting_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that the process itself is writing to, from a page that never comes."""
+    monkeypatch.setattr(inject, "FILL_S", 0.3)
+    filling = inject._FILL
+    pidfd = os.pidfd_open(os.getpid())
+    for code in (filling.replace("os.pwrite(", "sock.recv(9) and os.pwrite("), filling):
+        monkeypatch.setattr(inject, "_FILL", code)
+        file = os.memfd_create("argus-test", os.MFD_ALLOW_SEALING)
+        with inject._Filler(b"the helper") as filler:
+            if code != filling:
+                with pytest.raises(TimeoutError):
+                    filler.fill(pidfd, file)
+            else:
+                filler.fill(pidfd, file)
+                assert os.pread(file, 99, 0) == b"the helper"
+                with pytest.raises(PermissionError):
+                    os.pwrite(file, b"x", 0)
+        assert filler._process.returncode is not None
+        os.close(file)
+    other = os.open("/dev/null", os.O_RDWR)
+    with inject._Filler(b"the helper") as filler, pytest.raises(OSError, match="Invalid argument"):
+        filler.fill(pidfd, other)
+    os.close(other)
+    os.close(pidfd)
 
 
 def test_a_stack_pointer_that_is_no_address_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

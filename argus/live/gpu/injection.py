@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from argus.capture.process.targets import maps_cuda
 from argus.cupti.inject import inject
 from argus.live.gpu.process import GpuProcess
 from argus.model.errors import ArgusError
+from argus.system.aside import Aside
 
 FINISH_S = 30.0
 """Longest wait for an injection that is under way: it gives up by itself before, unless the process's memory does not
-answer."""
+answer. Then others have their turn."""
 AGAIN_S = 1.0
 """How often a process that has not loaded CUDA is checked again."""
+MOST_AT_ONCE = 64
+"""Processes that wait for their turn, or for memory that does not answer; others begin to wait later."""
 
 
 class Injector:
-    """Injects in a thread of its own.
+    """Injects in threads that nobody waits for at the end.
 
     Args:
         note: Called with a line for people.
@@ -27,7 +29,11 @@ class Injector:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._pool: ThreadPoolExecutor | None = None
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._begun: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._running: list[Aside[str]] = []
 
     def poll(self, process: GpuProcess, now: float) -> bool:
         """Begins to inject once the process has loaded CUDA. Whether the helper is in it now.
@@ -38,15 +44,16 @@ class Injector:
         """
         if process.failure:
             return False
+        pid = process.target.pid
         if process.injection is None:
             if now >= process.again_at:
                 process.again_at = now + AGAIN_S
-                if maps_cuda(process.target.pid):
-                    if self._pool is None:
-                        self._pool = ThreadPoolExecutor(1, thread_name_prefix="argus-inject")
-                    process.injection = self._pool.submit(inject, process.target.pid)
+                self._running = [each for each in self._running if not each.wait(0)]
+                if len(self._running) < MOST_AT_ONCE and maps_cuda(pid):
+                    process.injection = Aside(lambda: self._inject(pid), "argus-inject")
+                    self._running.append(process.injection)
             return False
-        if not process.injection.done():
+        if not process.injection.wait(0):
             return False
         try:
             how = process.injection.result()
@@ -54,18 +61,34 @@ class Injector:
             process.failure = str(failure)
             self._note(f"GPU times: {process.failure}")
             return False
-        self._note(f"process {process.target.pid}: {how}")
+        self._note(f"process {pid}: {how}")
         return True
 
-    @staticmethod
-    def finish(process: GpuProcess) -> None:
-        """Begins no injection any more, and waits for one that is under way: half a helper is worse."""
-        if process.injection is not None:
-            with contextlib.suppress(ArgusError, OSError):
-                if not process.injection.cancel():
-                    process.injection.result(FINISH_S)
+    def _inject(self, pid: int) -> str:
+        while not (turn := self._turn).acquire(timeout=FINISH_S):
+            with self._lock:
+                if self._turn is turn:  # who has it hangs
+                    self._turn = threading.Lock()
+        try:
+            with self._lock:
+                if pid in self._cancelled:
+                    raise ArgusError(f"process {pid} is not injected any more: the trace ends")
+                self._begun.add(pid)
+            return inject(pid)
+        finally:
+            with self._lock:
+                self._begun.discard(pid)
+                self._cancelled.discard(pid)
+            turn.release()
 
-    def close(self) -> None:
-        """Ends its thread."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+    def finish(self, process: GpuProcess) -> None:
+        """Begins no injection any more, and waits for one that is under way: half a helper is worse."""
+        if process.injection is None:
+            return
+        pid = process.target.pid
+        with self._lock:
+            is_begun = pid in self._begun
+            if not is_begun and not process.injection.wait(0):
+                self._cancelled.add(pid)
+        if is_begun:
+            process.injection.wait(FINISH_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +18,7 @@ from argus.semantics.gpu.achieved_flops import GpuFlops
 from argus.semantics.gpu.correlation import Correlator
 from argus.semantics.gpu.usage import GpuSteps, GpuUsage
 from argus.semantics.phases.gpu import kinds_of, what_of
+from argus.system.aside import Aside
 from argus.tables import gpu as gpu_rows
 
 RECENT_WINDOWS = 5
@@ -93,7 +93,7 @@ class GpuProcess:
     steps: GpuSteps = field(default_factory=GpuSteps)
     flops: GpuFlops = field(default_factory=GpuFlops)
     windows: deque[NDArray[np.void]] = field(default_factory=lambda: deque(maxlen=4 * RECENT_WINDOWS))
-    injection: Future[str] | None = None
+    injection: Aside[str] | None = None
     failure: str = ""
     was_on: bool = False
     kernels: int = 0

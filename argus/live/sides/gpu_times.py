@@ -431,7 +431,6 @@ class GpuSide(Side):
         for process in self._processes:
             if process.program is not None:
                 process.program.collector.close()
-        self._injector.close()
 
     # ---- what was observed
 

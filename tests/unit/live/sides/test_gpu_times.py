@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -559,7 +559,9 @@ def wait_for(session: Session, condition: Callable[[], bool]) -> None:
         session.go(0.01)
         if condition():
             return
-        wait([process.injection for process in session.side._processes if process.injection is not None])
+        for process in session.side._processes:
+            if process.injection is not None:
+                process.injection.wait(10)
     pytest.fail("it did not come")
 
 
@@ -578,6 +580,60 @@ def test_injecting_arms_first(made: list[FakeCollector], monkeypatch: pytest.Mon
     wait_for(session, lambda: len(made) == 1)
     assert asked == [77]
     assert list(session.notes) == ["process 77: injected: it was held for 4 ms"]
+
+
+def test_an_injection_that_hangs_delays_others_only(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each memory that does not answer, for as long as an injection may take."""
+    go, asked = threading.Event(), []
+
+    def inject(pid: int) -> str:
+        asked.append(pid)
+        if pid == 77:
+            go.wait(60)
+        return "injected"
+
+    inject_with(monkeypatch, inject)
+    monkeypatch.setattr(injection, "FINISH_S", 0.1)
+    session = Session("inject")
+    session.rank(0, 77)
+    for _ in range(4):
+        session.go(1.0)
+    session.rank(1, 78)
+    for _ in range(4):
+        session.go(1.0)
+    second = session.side._processes[1].injection
+    assert second is not None
+    assert second.wait(60)
+    session.go(1.0)
+    assert len(made) == 1
+    assert asked == [77, 78]
+    assert list(session.notes) == ["process 78: injected"]
+    go.set()
+
+
+def test_no_injection_begins_once_the_trace_ends(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    go, begun, asked = threading.Event(), threading.Event(), []
+
+    def inject(pid: int) -> str:
+        asked.append(pid)
+        begun.set()
+        go.wait(60)
+        return "injected"
+
+    inject_with(monkeypatch, inject)
+    session = Session("inject")
+    session.rank(0, 77)
+    session.rank(1, 78)
+    for _ in range(4):
+        session.go(1.0)
+    assert begun.wait(60)
+    waiting = [process.injection for process in session.side._processes]
+    threading.Timer(0.2, go.set).start()
+    session.side.begin_stop()
+    for one in waiting:
+        assert one is not None
+        assert one.wait(10)
+    assert len(asked) == 1
 
 
 def test_what_cannot_be_injected_has_a_reason(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""BPF programs, and the headers that they are compiled with."""

@@ -1,0 +1,1 @@
+"""Tables of the store, and the upgrades of older ones."""
