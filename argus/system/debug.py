@@ -56,14 +56,8 @@ def _create(kind: str) -> tuple[TextIO, Path]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with files.opened(where, create=True) as opened:
         handle = os.open(path.name, flags, 0o600, dir_fd=opened)
+        files.keep_newest(opened, lambda name: name.endswith(".log"), KEPT)
     log = open(handle, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
-    ages = []
-    for old in where.glob("*.log"):
-        with contextlib.suppress(OSError):
-            ages.append((old.stat().st_mtime_ns, old))
-    for _, old in sorted(ages, reverse=True)[KEPT:]:
-        with contextlib.suppress(OSError):
-            old.unlink()
     return log, path
 
 

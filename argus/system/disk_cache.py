@@ -59,17 +59,6 @@ def keep(path: Path, body: bytes, newest: int) -> None:
     """
     with contextlib.suppress(OSError), files.opened(path.parent, create=True) as where:
         files.write_at(where, path.name, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-        for left in path.parent.glob(f"{files.UNFINISHED}*"):
-            with contextlib.suppress(FileNotFoundError):
-                if left.stat().st_mtime < time.time() - _LEFT_S:
-                    left.unlink()
-        _forget_oldest(path.parent, path.suffix, newest)
-
-
-def _forget_oldest(where: Path, suffix: str, newest: int) -> None:
-    ages = []
-    for path in where.glob(f"*{suffix}"):
-        with contextlib.suppress(FileNotFoundError):  # another Argus removes them, too
-            ages.append((path.stat().st_mtime_ns, path))
-    for _, old in sorted(ages, reverse=True)[newest:]:
-        old.unlink(missing_ok=True)
+        old_ns = int((time.time() - _LEFT_S) * 1e9)
+        files.keep_newest(where, lambda name: name.startswith(files.UNFINISHED), 0, before_ns=old_ns)
+        files.keep_newest(where, lambda name: name.endswith(path.suffix), newest)

@@ -482,6 +482,25 @@ def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
         os.close(fd)
 
 
+def keep_newest(folder: int, belongs: Callable[[str], bool], newest: int, *, before_ns: int = 1 << 63) -> None:
+    """Removes the oldest files of a kind. Another process may remove some, too.
+
+    Args:
+        folder: A descriptor of the folder.
+        belongs: Whether a name is one of the kind.
+        newest: How many files stay.
+        before_ns: Younger ones stay as well (ns since 1970).
+    """
+    ages = []
+    for name in filter(belongs, os.listdir(folder)):
+        with contextlib.suppress(FileNotFoundError):
+            ages.append((os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns, name))
+    for age, name in sorted(ages, reverse=True)[newest:]:
+        if age < before_ns:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+
 @contextlib.contextmanager
 def folder_for_others(folder: Path) -> Iterator[tuple[Path, int]]:
     """A folder for what other users load or run, which is made where it is missing: its path without links, and a

@@ -30,7 +30,7 @@ from argus.store import engine, failures, limits, load, spill, spool
 from argus.store.arrow import to_arrow
 from argus.store.open import open_store
 from argus.store.url import parse_url
-from argus.system import disk_cache, files, installation
+from argus.system import debug, disk_cache, files, installation
 from tests.security.test_off_the_loop import users
 from tests.stores import new_store
 
@@ -967,3 +967,26 @@ _WRITERS = {
 @pytest.mark.parametrize("pattern", _WRITERS)
 def test_nothing_else_writes_files_by_their_names(pattern: str) -> None:
     assert users(pattern) == _WRITERS[pattern]
+
+
+def test_old_files_are_removed_from_the_folder_that_was_checked(theirs: Path, tmp_path: Path) -> None:
+    """By its owner the folder may be exchanged meanwhile for a link to another one of root's."""
+    folder, other = theirs / "logs", tmp_path / "other"
+    for where in (folder, other):
+        where.mkdir()
+        for number in range(9):
+            (where / f"{number}.log").write_text("")
+            os.utime(where / f"{number}.log", (number, number))
+    (folder / "kept.txt").write_text("")
+    fd = files.open_folder(folder)
+    folder.rename(theirs / "before")
+    folder.symlink_to(other)
+    files.keep_newest(fd, lambda name: name.endswith(".log"), 3)
+    os.close(fd)
+    assert sorted(path.name for path in (theirs / "before").iterdir()) == ["6.log", "7.log", "8.log", "kept.txt"]
+    assert len(list(other.iterdir())) == 9
+
+
+def test_logs_and_cache_entries_are_removed_by_no_path() -> None:
+    for module in (debug, disk_cache):
+        assert not re.search(r"unlink\(|glob\(|\.stat\(", Path(module.__file__).read_text())

@@ -23,7 +23,8 @@ LIMITS: dict[str, Limit] = {
 
 def check(look: Look) -> Result:
     """Asks ``smartctl --json -H -A`` (smartmontools 7) of each disk; it wakes none that sleeps (-n standby)."""
-    program = shutil.which("smartctl", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/local/sbin")
+    folders = [*os.environ.get("PATH", "").split(":"), "/usr/sbin", "/sbin", "/usr/local/sbin"]
+    program = shutil.which("smartctl", path=":".join(filter(os.path.isabs, folders)))
     disks = [d.name for d in look.folders("sys/block/*") if d.name.startswith(("sd", "nvme"))]
     if not disks:
         raise Absent("no disks with SMART")
