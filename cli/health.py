@@ -253,7 +253,13 @@ def install_cron(
     environment = tuple((name, os.environ[name]) for name in _CARRIED if os.environ.get(name))
     words = ["--config", str(config_file.resolve())] if config_file else []
     words += ["--store", store_url] if store_url else []
-    plan = cron.Plan(minutes, tuple(words), user, mail, jitter, environment)
+    password = os.environ.get("ARGUS_STORE_PASSWORD_FILE")
+    reads = (
+        config_file.resolve() if config_file else config.DEFAULT_FILE,
+        Path(settings.plugins),
+        *([Path(password)] if password else []),
+    )
+    plan = cron.Plan(minutes, tuple(words), user, mail, jitter, environment, reads)
     if printing:
         for file, text in cron.planned(plan, systemd=systemd, cron_file=cron_file, folder=unit_folder).items():
             click.echo(f"# {file}\n{text}".rstrip())

@@ -24,7 +24,7 @@ from argus.compare.observe import settings
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import counted, harmless, printable
 from argus.model.units import elapsed
-from argus.system import debug, files, privileges, secrets
+from argus.system import debug, files, privileges, secrets, toml
 from argus.system.host import host_name
 
 from . import interrupt
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SIGNALLED = 128
 """Added to a signal's number: the exit code of what it ended, as shells have it."""
+_MAX_CONFIG = 1 << 20
 NOISY = 13
 """Exit code of ``observe doctor`` where something disturbs: that of ``noise-dominated``."""
 
@@ -211,7 +212,9 @@ def _plan(config: Path | None, options: dict[str, Any]) -> Plan:
     plan = Plan((), seed=random_numbers.randbelow(2**32))
     if config is not None:
         try:
-            text = config.read_text(encoding="utf-8")
+            text = files.read_settings(config, _MAX_CONFIG).decode("utf-8")
+        except files.Untrusted as failure:
+            raise toml.refused(config, failure) from None
         except (OSError, UnicodeDecodeError) as failure:
             reason = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8"
             raise ArgusError(f"{config} cannot be read: {reason}", "Give -f a YAML file", EXIT_USAGE) from None

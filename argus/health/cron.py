@@ -35,6 +35,8 @@ class Plan:
         mail: MAILTO of cron; empty: no mail is sent, and the system's log has the output.
         jitter_s: Each node waits a time of its own, so that a cluster does not start at the same second; s.
         environment: Variables beside PATH and LC_ALL, by name.
+        reads: Files and folders that say what is done: settings, plug-ins. Of those that root reads, each must be for
+            root alone to change; one that is missing will do.
     """
 
     minutes: int = 5
@@ -43,6 +45,7 @@ class Plan:
     mail: str = ""
     jitter_s: int = 60
     environment: tuple[tuple[str, str], ...] = ()
+    reads: tuple[Path, ...] = ()
 
 
 def crontab(plan: Plan) -> str:
@@ -121,7 +124,7 @@ def install(plan: Plan, *, systemd: bool, cron_file: Path = CRON_FILE, folder: P
 
     Raises:
         ArgusError: Something in the plan cannot be written so, or the files cannot be, or root would run what others
-            may change.
+            may change, or obey a file that they may.
     """
     planned_files = planned(plan, systemd=systemd, cron_file=cron_file, folder=folder)
     _check_program(plan)
@@ -154,7 +157,7 @@ def remove(*, cron_file: Path = CRON_FILE, folder: Path = UNIT_FOLDER) -> list[P
 
 
 def _check_program(plan: Plan) -> None:
-    """Refuses to have root run, every few minutes, what somebody else may change.
+    """Refuses to have root run, every few minutes, what somebody else may change, or do what a file of theirs says.
 
     Raises:
         ArgusError: Somebody may.
@@ -166,6 +169,20 @@ def _check_program(plan: Plan) -> None:
         part, reason = changeable
         hint = f"{installation.fix(part)}; or --user NAME has another user run it"
         raise ArgusError(f"nothing was installed: root would run {part}, and {reason}", hint, EXIT_UNAVAILABLE)
+    for path in plan.reads:
+        try:
+            changeable = files.changeable(path.absolute())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as failure:
+            message = f"nothing was installed: {path} cannot be looked at: {failure.strerror}"
+            raise ArgusError(message, "Is it a link to itself?", EXIT_UNAVAILABLE) from None
+        if changeable is not None:
+            part, reason = changeable
+            name = shlex.quote(str(part))
+            hint = f"chown -h root:root {name}; chmod go-w {name}; or --user NAME has another user run it"
+            message = f"nothing was installed: root would obey {path}, and others may change {part}: {reason}"
+            raise ArgusError(message, hint, EXIT_UNAVAILABLE)
 
 
 def _write(file: Path, text: str) -> None:

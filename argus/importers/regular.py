@@ -3,8 +3,6 @@ ends."""
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,16 +19,7 @@ def open_regular(path: Path) -> BinaryIO:
         ArgusError: It is a pipe, a socket or a device.
         OSError: It cannot be opened, or is a folder.
     """
-    # As a place first: a pipe would be waited for, and some devices act when they are opened.
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        kind = os.fstat(place).st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            raise _other(path)
-        return open(path, "rb", opener=lambda name, flags: files.open_place(place, flags))
-    finally:
-        os.close(place)
-
-
-def _other(path: Path) -> ArgusError:
-    return ArgusError(f"{path} is not a file", HINT, EXIT_USAGE)
+        return files.open_regular(path)
+    except files.NotRegular:
+        raise ArgusError(f"{path} is not a file", HINT, EXIT_USAGE) from None

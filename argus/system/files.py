@@ -41,6 +41,13 @@ class Untrusted(PermissionError):
         """A command that mends it; empty: none does."""
 
 
+class NotRegular(OSError):
+    """What was to be read is a pipe, a socket or a device."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(errno.EINVAL, "it is no regular file", str(path))
+
+
 def trusted(status: os.stat_result) -> bool:
     """Whether nobody but the effective user and root may change a file, by its status. It must be no link's."""
     return not distrust(status)
@@ -127,6 +134,43 @@ def open_at(folder: int, name: str, flags: int, mode: int = 0o600) -> int:
         os.close(fd)
         raise Untrusted(name, reason)
     return fd
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read its bytes, whoever it belongs to. Links are followed.
+
+    Raises:
+        NotRegular: It is a pipe, which would be waited for, a socket, or a device, some of which act when opened.
+        OSError: It cannot be opened, or is a folder.
+    """
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(place).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise NotRegular(path)
+        return open(path, "rb", opener=lambda name, flags: open_place(place, flags))
+    finally:
+        os.close(place)
+
+
+def read_settings(file: Path, max_bytes: int) -> bytes:
+    """The content of a file that says what to do.
+
+    Raises:
+        Untrusted: Root reads it, and somebody who is none of ``counted_as_root`` may change it, a folder above it, or a
+            link on the way. Which that is, is the failure's ``filename``.
+        NotRegular: As ``open_regular``.
+        OSError: It cannot be read, or is larger than ``max_bytes`` (EFBIG).
+    """
+    if os.geteuid() == 0 and file.exists() and (found := changeable(file.absolute(), counted_as_root())):
+        part, reason = found
+        name = shlex.quote(str(part))
+        raise Untrusted(part, reason, f"Make it root's: chown -h root:root {name}; chmod go-w {name}")
+    with open_regular(file) as opened:
+        text = opened.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {binary_size(max_bytes)}", str(file))
+    return text
 
 
 def read_at(folder: int, name: str, max_bytes: int) -> bytes:

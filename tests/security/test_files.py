@@ -23,7 +23,8 @@ import pyarrow as pa
 import pytest
 
 from argus.cli.main import main
-from argus.health import cron
+from argus.diagnose import owners
+from argus.health import config, cron
 from argus.live.account import Account
 from argus.model.errors import ArgusError
 from argus.store import engine, failures, limits, load, spill, spool
@@ -472,6 +473,7 @@ def test_files_of_stores_and_checks_are_for_their_owner_alone(tmp_path: Path) ->
             pass
         settings = tmp_path / "health.toml"
         settings.write_text(f'state_dir = "{tmp_path}/var/health"\n')
+        settings.chmod(0o644)
         main(["health", "--config", str(settings), "--only", "memory", "--no-store"])
     finally:
         os.umask(before)
@@ -655,6 +657,91 @@ def test_cron_runs_nothing_that_a_user_may_change(tmp_path: Path, monkeypatch: p
     if installation.changeable() is None:  # where the tests run
         assert cron.install(cron.Plan(), systemd=False, cron_file=file) == [file]
         assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_cron_does_nothing_that_a_file_of_others_says(
+    tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings say which plug-ins are run and where rows go. Who called sudo does not count as root here: cron's runs
+    go on when sudo is over."""
+    monkeypatch.setattr(installation, "changeable", lambda: None)
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    entry, settings, plugins = tmp_path / "argus-health", tmp_path / "health.toml", tmp_path / "plugins"
+    settings.write_text(f'plugins = "{plugins}"\n')
+    words = ["health", "install-cron", "--config", str(settings), "--cron-file", str(entry)]
+    assert main(words) == 0, "a folder of plug-ins may be missing"
+    plugins.mkdir()
+    entry.unlink()
+    for part in (settings, plugins, tmp_path):
+        os.chown(part, NOBODY, NOBODY)
+        capsys.readouterr()
+        assert main(words) == 3
+        shown = capsys.readouterr().err.strip().splitlines()
+        assert "nothing was installed" in shown[0]
+        assert f"others may change {part}: it belongs to nobody" in shown[0]
+        assert "chown" in shown[1]
+        assert len(shown) == 2
+        assert not entry.exists()
+        os.chown(part, 0, 0)
+    (theirs / "health.toml").write_text("")
+    assert main([*words[:3], str(theirs / "health.toml"), *words[4:]]) == 3
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD_FILE", str(theirs / "health.toml"))
+    assert main(words) == 3
+    monkeypatch.delenv("ARGUS_STORE_PASSWORD_FILE")
+    monkeypatch.setattr(config, "DEFAULT_FILE", theirs / "health.toml")
+    assert main([*words[:2], *words[4:]]) == 3, "settings that are read without being named"
+    assert not entry.exists()
+    assert main([*words[:3], str(theirs / "health.toml"), *words[4:], "--user", "nobody"]) == 0
+    assert entry.exists()
+
+
+def test_root_reads_no_settings_that_others_may_change(
+    tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    file, inside, link = tmp_path / "file", theirs / "file", tmp_path / "link"
+    for one in (file, inside):
+        one.write_text("no = [\n")
+    link.symlink_to(file)
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+
+    def refusals(named: Path) -> Iterator[str]:
+        for words in (
+            ["health", "--list", "--config", str(named)],
+            ["observe", "-f", str(named), "--out", f"{tmp_path}/out"],
+        ):
+            capsys.readouterr()
+            main(words)
+            yield capsys.readouterr().err
+        with pytest.raises(ArgusError) as refused:
+            owners._of_the_site.__wrapped__(named)
+        yield refused.value.message
+
+    for named, part, why in (
+        (inside, theirs, "it belongs to nobody"),
+        (link, link, "the link belongs to nobody"),
+        (file, file, "others may write to it (its mode is 666)"),
+    ):
+        file.chmod(0o666 if named == file else 0o644)
+        for shown in refusals(named):
+            assert f"root does not read {named}: others may change {part}: {why}" in shown
+            assert len(shown.splitlines()) <= 2
+    file.chmod(0o644)
+    for shown in refusals(file):
+        assert "root does not read" not in shown
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    for shown in refusals(inside):
+        assert "root does not read" not in shown, "whoever called sudo gives root settings of their own"
+
+
+def test_settings_are_no_pipe_that_would_be_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for words in (["health", "--config", str(pipe)], ["observe", "-f", str(pipe), "--out", str(tmp_path / "out")]):
+        done = subprocess.run([*ARGUS, *words], capture_output=True, text=True, timeout=20)
+        assert done.returncode in (2, 3)
+        assert "regular file" in done.stderr or "is not a file" in done.stderr
+        assert len(done.stderr.strip().splitlines()) <= 2
 
 
 def test_argus_check_says_who_may_change_what_root_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
