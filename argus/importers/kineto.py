@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, TypeGuard
+from typing import IO, Any, BinaryIO, TypeGuard
 
 import numpy as np
 
@@ -219,7 +219,7 @@ class _Text:
             return self._file.read(WINDOW)
         except (EOFError, zlib.error, gzip.BadGzipFile) as failure:
             raise ArgusError(
-                f"{self.path} is cut off or damaged at byte {_unpacked(self.path):,} of {self._size:,}: {failure}",
+                f"{self.path} is cut off or damaged at byte {_unpacked(self._raw):,} of {self._size:,}: {failure}",
                 "Copy it again, or import the others",
                 EXIT_USAGE,
             ) from None
@@ -317,22 +317,22 @@ def _not_json(path: Path, why: str) -> ArgusError:
     return ArgusError(f"{path} is not a JSON trace: {why}", EXPORT_HINT, EXIT_USAGE)
 
 
-def _unpacked(path: Path) -> int:
+def _unpacked(file: BinaryIO) -> int:
     """How many bytes of a gzip file can be unpacked: where its damage shows."""
     decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     done = 0
-    with open_regular(path) as file:
-        while packed := file.read(UNPACKED_BYTES):
-            before = decoder.copy()
-            try:
-                decoder.decompress(packed)
-            except zlib.error:
-                for place in range(len(packed)):
-                    try:
-                        before.decompress(packed[place : place + 1])
-                    except zlib.error:
-                        return done + place
-            done += len(packed)
+    file.seek(0)
+    while packed := file.read(UNPACKED_BYTES):
+        before = decoder.copy()
+        try:
+            decoder.decompress(packed)
+        except zlib.error:
+            for place in range(len(packed)):
+                try:
+                    before.decompress(packed[place : place + 1])
+                except zlib.error:
+                    return done + place
+        done += len(packed)
     return done
 
 

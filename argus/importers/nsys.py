@@ -97,6 +97,8 @@ class _Export:
         if head != _MAGIC:
             raise ArgusError(f"{path} is not an SQLite file", EXPORT_HINT, EXIT_USAGE)
         self._whole()
+        # By its name once more: SQLite takes no open file, and follows links by itself, also /proc/self/fd. What is
+        # there by now is bounded as any recording is; a pipe would be waited for.
         # Immutable: a folder that may not be written to is enough.
         self._db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
         self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")

@@ -6,14 +6,16 @@ text: columns of logs change their type from block to block, and errors then nam
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import mmap
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +26,7 @@ from argus.importers.regular import open_regular
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
 from argus.model.units import binary_size
+from argus.system import files
 
 BLOCK_BYTES = 8 << 20
 LONGEST_LINE = 1 << 20
@@ -86,26 +89,27 @@ def blocks(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Array]
     Raises:
         ArgusError: The file cannot be read, is damaged, or lacks a column.
     """
-    head, packed = _head(path)
-    if head[:4] == _PARQUET:
-        yield from _parquet(path, wanted)
-    elif head.lstrip()[:1] == b"{":
-        yield from _json_lines(path, wanted, packed=packed)
-    elif head.lstrip()[:1] == b"[":
-        raise ArgusError(
-            f"{path} is one JSON list", "One object a line is needed: jq -c '.[]' FILE > rows.jsonl", EXIT_USAGE
-        )
-    else:
-        yield from _csv(path, wanted, packed=packed)
+    with contextlib.ExitStack() as opened:
+        try:
+            # Once: what has its name may become another file, or a pipe.
+            file = opened.enter_context(open_regular(path))
+            head, packed = _head(path, file.read(1 << 16))
+        except OSError as failure:
+            raise ArgusError(f"{path} cannot be read: {failure.strerror}", "", EXIT_USAGE) from None
+        if head[:4] == _PARQUET:
+            yield from _parquet(path, file, wanted)
+        elif head.lstrip()[:1] == b"{":
+            yield from _json_lines(path, file, wanted, packed=packed)
+        elif head.lstrip()[:1] == b"[":
+            raise ArgusError(
+                f"{path} is one JSON list", "One object a line is needed: jq -c '.[]' FILE > rows.jsonl", EXIT_USAGE
+            )
+        else:
+            yield from _csv(path, file, wanted, packed=packed)
 
 
-def _head(path: Path) -> tuple[bytes, bool]:
+def _head(path: Path, head: bytes) -> tuple[bytes, bool]:
     """The first bytes, unpacked, and whether they were packed."""
-    try:
-        with open_regular(path) as file:
-            head = file.read(1 << 16)
-    except OSError as failure:
-        raise ArgusError(f"{path} cannot be read: {failure.strerror}", "", EXIT_USAGE) from None
     if head[:2] != _GZIP:
         return head.removeprefix(b"\xef\xbb\xbf"), False
     try:
@@ -114,8 +118,11 @@ def _head(path: Path) -> tuple[bytes, bool]:
         raise ArgusError(f"{path} cannot be unpacked: {why(failure)}", "Is the file whole?", EXIT_USAGE) from None
 
 
-def _stream(path: Path, *, packed: bool) -> Any:
-    return pa.input_stream(str(path), compression="gzip" if packed else None)
+def _stream(file: BinaryIO, *, packed: bool) -> Any:
+    """The file from its beginning, unpacked. It has a place of its own: pyarrow reads ahead, also what it no longer
+    needs."""
+    again = os.fdopen(files.open_place(file.fileno(), os.O_RDONLY), "rb")
+    return pa.input_stream(again, compression="gzip" if packed else None)
 
 
 def _check_names(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
@@ -129,29 +136,29 @@ def _check_names(path: Path, wanted: Sequence[str], there: Sequence[str]) -> Non
         raise ArgusError(f"{path} has the column {twice[0]!r} twice", "Which one is meant?", EXIT_USAGE)
 
 
-def _csv(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping[str, pa.Array]]:
+def _csv(path: Path, file: BinaryIO, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping[str, pa.Array]]:
     tabs = path.name.removesuffix(".gz").endswith(".tsv")
     parse = pcsv.ParseOptions(delimiter="\t" if tabs else ",")
     read = pcsv.ReadOptions(block_size=BLOCK_BYTES)
     rows = 0
     try:
-        with _stream(path, packed=packed) as file:
-            head = pcsv.open_csv(file, read_options=read, parse_options=parse)
+        with _stream(file, packed=packed) as stream:
+            head = pcsv.open_csv(stream, read_options=read, parse_options=parse)
             names = _names(path, head.schema)
             head.close()
         _check_names(path, wanted, names)
         convert = pcsv.ConvertOptions(
             include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
         )
-        with _stream(path, packed=packed) as file:
-            for batch in pcsv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert):
+        with _stream(file, packed=packed) as stream:
+            for batch in pcsv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
                 if batch.num_rows:
                     rows += batch.num_rows
                     yield {name: batch.column(name) for name in wanted}
     except (OSError, ValueError, pa.ArrowException) as failure:
         # Of a row of too many columns or too few, the message ends with its text.
         matched = _COLUMNS.match(str(failure))
-        where = _row_of(path, matched[2], packed=packed) if matched is not None else ""
+        where = _row_of(file, matched[2], packed=packed) if matched is not None else ""
         where = where or (f", after row {rows}" if rows else " cannot be read")
         hint = "Is the file whole?" if rows else "Is it text with commas?"
         raise ArgusError(f"{path}{where}: {matched[1] if matched else why(failure)}", hint, EXIT_USAGE) from None
@@ -164,12 +171,12 @@ def _names(path: Path, schema: pa.Schema) -> list[str]:
         raise ArgusError(f"{path}: its first row is not UTF-8", "Is it text with commas?", EXIT_USAGE) from None
 
 
-def _row_of(path: Path, broken: str, *, packed: bool) -> str:
+def _row_of(file: BinaryIO, broken: str, *, packed: bool) -> str:
     """Which row of the file reads so, and where; empty: it is not found, or the file is packed."""
     if not broken or packed:
         return ""
     text = broken.encode(errors="replace")
-    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         place = whole.find(b"\n" + text)
         # Longer rows may begin like it.
         while place >= 0 and whole[place + 1 + len(text) : place + 2 + len(text)] not in (b"", b"\r", b"\n"):
@@ -180,7 +187,7 @@ def _row_of(path: Path, broken: str, *, packed: bool) -> str:
     return f", row {row} at byte {place + 1:,}"
 
 
-def _json_lines(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping[str, pa.Array]]:
+def _json_lines(path: Path, file: BinaryIO, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping[str, pa.Array]]:
     parts = {name: name.split(".") for name in wanted}
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     keys: list[str] = []
@@ -193,7 +200,7 @@ def _json_lines(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[
             values.clear()
         return arrays
 
-    for line in _lines(path, packed=packed):
+    for line in _lines(path, file, packed=packed):
         row += 1
         if not line.strip():
             continue
@@ -223,11 +230,11 @@ def _json_lines(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[
         yield block()
 
 
-def _lines(path: Path, *, packed: bool) -> Iterator[bytes]:
+def _lines(path: Path, file: BinaryIO, *, packed: bool) -> Iterator[bytes]:
     rest, row = b"", 0
     try:
-        with _stream(path, packed=packed) as file:
-            while chunk := file.read(1 << 18):
+        with _stream(file, packed=packed) as stream:
+            while chunk := stream.read(1 << 18):
                 lines = (rest + chunk).split(b"\n")
                 rest = lines.pop()
                 if len(rest) > LONGEST_LINE:
@@ -261,26 +268,25 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, (float, bool, int)) else type(value).__name__
 
 
-def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Array]]:
+def _parquet(path: Path, file: BinaryIO, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Array]]:
     rows = 0
     try:
-        with pq.ParquetFile(path) as file:
-            _check_names(path, wanted, file.schema_arrow.names)
-            for group in range(file.metadata.num_row_groups):
-                # Of columns nothing is asked here: statistics that are damaged end the process (Arrow 21).
-                size = file.metadata.row_group(group).total_byte_size
-                if size > LARGEST_GROUP:
-                    raise ArgusError(
-                        f"{path}: row group {group} has {binary_size(size)}, over {binary_size(LARGEST_GROUP)}",
-                        "Write smaller row groups",
-                        EXIT_USAGE,
-                    )
-            for batch in file.iter_batches(batch_size=ROWS, columns=list(wanted)):
-                if not batch.num_rows:
-                    continue
-                columns = {name: pc.fill_null(pc.cast(batch.column(name), pa.string()), "") for name in wanted}
-                rows += batch.num_rows
-                yield columns
+        found = pq.ParquetFile(file)
+        _check_names(path, wanted, found.schema_arrow.names)
+        for group in range(found.metadata.num_row_groups):
+            size = found.metadata.row_group(group).total_byte_size
+            if size > LARGEST_GROUP:
+                raise ArgusError(
+                    f"{path}: row group {group} has {binary_size(size)}, over {binary_size(LARGEST_GROUP)}",
+                    "Write smaller row groups",
+                    EXIT_USAGE,
+                )
+        for batch in found.iter_batches(batch_size=ROWS, columns=list(wanted)):
+            if not batch.num_rows:
+                continue
+            columns = {name: pc.fill_null(pc.cast(batch.column(name), pa.string()), "") for name in wanted}
+            rows += batch.num_rows
+            yield columns
     except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException) as failure:
         where = f" cannot be read after row {rows}" if rows else " cannot be read as Parquet"
         raise ArgusError(f"{path}{where}: {why(failure)}", "Is the file whole?", EXIT_USAGE) from None

@@ -10,11 +10,12 @@ order.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -125,18 +126,32 @@ def read(path: Path, meta: Path | None) -> Trace:
     """
     name, layout = read_meta(meta) if meta is not None else ("", Layout())
     try:
-        open_regular(path).close()
-        there = pq.read_schema(path).names
-        # Memory holds what is used: of words each different one once.
-        table = pq.read_table(path, columns=[one for one in there if one in READ], read_dictionary=["optype"])
+        with open_regular(path) as file:
+            there, table = _columns(path, file)
+        return _trace(path, meta, name, layout, there, table)
+    except OSError as failure:
+        raise _unreadable(path, failure) from None
+
+
+def _columns(path: Path, file: BinaryIO) -> tuple[list[str], pa.Table]:
+    """All names, and the columns that are used: of words each different one once."""
+    try:
+        opened = pq.ParquetFile(file, read_dictionary=["optype"])
+        there = opened.schema_arrow.names
+        table = opened.read(columns=[one for one in there if one in READ])
         if "optype" in table.column_names:
             table["optype"].validate(full=True)  # text that is not UTF-8
+        return there, table
     except _UNREADABLE as failure:
-        raise ArgusError(
-            f"{path} cannot be read as Parquet: {_why(failure)}{_damaged(path)}",
-            "Is it whole, and is it a Parquet file?",
-            EXIT_USAGE,
-        ) from None
+        raise _unreadable(path, failure, _damaged(file)) from None
+
+
+def _unreadable(path: Path, failure: BaseException, where: str = "") -> ArgusError:
+    hint = "Is it whole, and is it a Parquet file?"
+    return ArgusError(f"{path} cannot be read as Parquet: {_why(failure)}{where}", hint, EXIT_USAGE)
+
+
+def _trace(path: Path, meta: Path | None, name: str, layout: Layout, there: list[str], table: pa.Table) -> Trace:
     lacking = [column for column in REQUIRED if column not in table.column_names]
     if not {"dp_rank", "stage"} & set(table.column_names) and "rank" not in table.column_names:
         lacking.append("rank")
@@ -255,7 +270,8 @@ def _seconds(path: Path, key: str, values: pa.ChunkedArray) -> tuple[NDArray[Any
     if values.null_count:
         raise ArgusError(f"{path}, row {_first_null(values)}: {key} is empty", "Each row needs one", EXIT_USAGE)
     if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-        raise ArgusError(f"{path}: {key} is of the type {values.type}", "It must be seconds", EXIT_USAGE)
+        of = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+        raise ArgusError(f"{path}: {key} is of the type {of}", "It must be seconds", EXIT_USAGE)
     seconds = values.to_numpy()
     # 2^62 ns are 146 years: beyond, sums would not fit.
     wrong = ~np.isfinite(seconds) | (np.abs(seconds.astype(np.float64)) > 2**62 / 1e9)
@@ -273,27 +289,26 @@ def _first_null(values: pa.ChunkedArray) -> int:
     return int(np.argmax(values.is_null().to_numpy()))
 
 
-def _damaged(path: Path) -> str:
+def _damaged(file: BinaryIO) -> str:
     """Which part of a file cannot be read; empty: not known."""
     try:
-        there = path.stat().st_size
-        with open_regular(path) as file:
-            file.seek(max(there - len(_MAGIC), 0))
-            ending = file.read()
+        there = file.seek(0, os.SEEK_END)
+        file.seek(max(there - len(_MAGIC), 0))
+        ending = file.read()
     except OSError:
         return ""
     if ending != _MAGIC:
         return f"; it ends at byte {there:,} without a footer, as one that is cut off"
     try:
-        with pq.ParquetFile(path) as file:
-            # Of a column's own metadata nothing is asked: where they are damaged, that ends the process (Arrow 21).
-            names = list(file.schema_arrow.names)
-            for group in range(file.num_row_groups):
-                for name in names:
-                    try:
-                        file.read_row_group(group, [name])
-                    except _UNREADABLE:
-                        return f"; column '{printable(name)[:64]}' is damaged, in row group {group:,}"
+        opened = pq.ParquetFile(file)
+        # Of a column's own metadata nothing is asked: where they are damaged, that ends the process (Arrow 21).
+        names = list(opened.schema_arrow.names)
+        for group in range(opened.num_row_groups):
+            for name in names:
+                try:
+                    opened.read_row_group(group, [name])
+                except _UNREADABLE:
+                    return f"; column '{printable(name)[:64]}' is damaged, in row group {group:,}"
     except _UNREADABLE:
         return f"; its footer, before byte {there:,}, is damaged"
     return ""
