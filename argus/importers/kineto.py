@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
+from argus.importers.packed import Unpacked, too_large
 from argus.importers.recordings.clocks import host_in_path
 from argus.importers.recordings.collectives import operation_name, take_collectives
 from argus.importers.recordings.facts import kineto_facts
@@ -141,6 +142,13 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
     Raises:
         ArgusError: It cannot be read, is cut off, or is not a trace; in one line.
     """
+    try:
+        return _read(path, place, progress)
+    except MemoryError:
+        raise too_large(path) from None
+
+
+def _read(path: Path, place: int, progress: Progress) -> Recording:
     columns = _Columns()
     head: dict[str, Any] = {}
     with _Text(path) as text:
@@ -184,7 +192,9 @@ class _Text:
             self._raw.seek(0)
         except OSError as failure:
             raise _unreadable(path, failure) from None
-        self._file: IO[bytes] = gzip.GzipFile(fileobj=self._raw) if packed else self._raw  # type: ignore[assignment]
+        self._file: Unpacked | BinaryIO = (
+            Unpacked(path, gzip.GzipFile(fileobj=self._raw), self._size) if packed else self._raw
+        )
 
     def __enter__(self) -> _Text:
         self.read_on()

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
-import pyarrow.parquet as pq
 
+from argus.importers import parquet
+from argus.importers.packed import Unpacked, too_large
 from argus.importers.regular import open_regular
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
@@ -118,11 +119,13 @@ def _head(path: Path, head: bytes) -> tuple[bytes, bool]:
         raise ArgusError(f"{path} cannot be unpacked: {why(failure)}", "Is the file whole?", EXIT_USAGE) from None
 
 
-def _stream(file: BinaryIO, *, packed: bool) -> Any:
+def _stream(path: Path, file: BinaryIO, *, packed: bool) -> Any:
     """The file from its beginning, unpacked. It has a place of its own: pyarrow reads ahead, also what it no longer
     needs."""
     again = os.fdopen(files.open_place(file.fileno(), os.O_RDONLY), "rb")
-    return pa.input_stream(again, compression="gzip" if packed else None)
+    if not packed:
+        return pa.input_stream(again)
+    return Unpacked(path, pa.input_stream(again, compression="gzip"), os.fstat(file.fileno()).st_size)
 
 
 def _check_names(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
@@ -142,7 +145,7 @@ def _csv(path: Path, file: BinaryIO, wanted: Sequence[str], *, packed: bool) -> 
     read = pcsv.ReadOptions(block_size=BLOCK_BYTES)
     rows = 0
     try:
-        with _stream(file, packed=packed) as stream:
+        with _stream(path, file, packed=packed) as stream:
             head = pcsv.open_csv(stream, read_options=read, parse_options=parse)
             names = _names(path, head.schema)
             head.close()
@@ -150,7 +153,7 @@ def _csv(path: Path, file: BinaryIO, wanted: Sequence[str], *, packed: bool) -> 
         convert = pcsv.ConvertOptions(
             include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
         )
-        with _stream(file, packed=packed) as stream:
+        with _stream(path, file, packed=packed) as stream:
             for batch in pcsv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
                 if batch.num_rows:
                     rows += batch.num_rows
@@ -233,7 +236,7 @@ def _json_lines(path: Path, file: BinaryIO, wanted: Sequence[str], *, packed: bo
 def _lines(path: Path, file: BinaryIO, *, packed: bool) -> Iterator[bytes]:
     rest, row = b"", 0
     try:
-        with _stream(file, packed=packed) as stream:
+        with _stream(path, file, packed=packed) as stream:
             while chunk := stream.read(1 << 18):
                 lines = (rest + chunk).split(b"\n")
                 rest = lines.pop()
@@ -271,7 +274,7 @@ def _text(value: Any) -> str:
 def _parquet(path: Path, file: BinaryIO, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Array]]:
     rows = 0
     try:
-        found = pq.ParquetFile(file)
+        found = parquet.opened(path, file, wanted)
         _check_names(path, wanted, found.schema_arrow.names)
         for group in range(found.metadata.num_row_groups):
             size = found.metadata.row_group(group).total_byte_size
@@ -284,10 +287,13 @@ def _parquet(path: Path, file: BinaryIO, wanted: Sequence[str]) -> Iterator[Mapp
         for batch in found.iter_batches(batch_size=ROWS, columns=list(wanted)):
             if not batch.num_rows:
                 continue
-            columns = {name: pc.fill_null(pc.cast(batch.column(name), pa.string()), "") for name in wanted}
+            plain = {name: parquet.plain(path, name, batch.column(name)) for name in wanted}
+            columns = {name: pc.fill_null(pc.cast(values, pa.string()), "") for name, values in plain.items()}
             rows += batch.num_rows
             yield columns
-    except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException) as failure:
+    except MemoryError:
+        raise too_large(path) from None
+    except (OSError, ValueError, KeyError, pa.ArrowException) as failure:
         where = f" cannot be read after row {rows}" if rows else " cannot be read as Parquet"
         raise ArgusError(f"{path}{where}: {why(failure)}", "Is the file whole?", EXIT_USAGE) from None
 

@@ -20,10 +20,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from argus.diagnose.whatif.dependencies import Layout, Operations
+from argus.importers import parquet
+from argus.importers.packed import too_large
 from argus.importers.regular import open_regular
 from argus.importers.rows import ImportReport, store_run
 from argus.model.errors import EXIT_USAGE, ArgusError
@@ -129,21 +130,25 @@ def read(path: Path, meta: Path | None) -> Trace:
         with open_regular(path) as file:
             there, table = _columns(path, file)
         return _trace(path, meta, name, layout, there, table)
+    except MemoryError:
+        raise too_large(path) from None
     except OSError as failure:
         raise _unreadable(path, failure) from None
 
 
 def _columns(path: Path, file: BinaryIO) -> tuple[list[str], pa.Table]:
-    """All names, and the columns that are used: of words each different one once."""
+    """All names, and the columns that are used: text as a dictionary, so that memory holds each word once."""
     try:
-        opened = pq.ParquetFile(file, read_dictionary=["optype"])
+        opened = parquet.opened(path, file, READ)
         there = opened.schema_arrow.names
         table = opened.read(columns=[one for one in there if one in READ])
         if "optype" in table.column_names:
             table["optype"].validate(full=True)  # text that is not UTF-8
         return there, table
     except _UNREADABLE as failure:
-        raise _unreadable(path, failure, _damaged(file)) from None
+        if isinstance(failure, MemoryError):
+            raise
+        raise _unreadable(path, failure, _damaged(path, file)) from None
 
 
 def _unreadable(path: Path, failure: BaseException, where: str = "") -> ArgusError:
@@ -171,7 +176,7 @@ def _trace(path: Path, meta: Path | None, name: str, layout: Layout, there: list
             report.counters[f"column_{key}_missing"] = 1
             made: Int = np.broadcast_to(np.asarray(default, np.int64), table.num_rows).copy()
             return made
-        values = table[key]
+        values = parquet.plain(path, key, table[key])
         if values.null_count and key in ("mc", "gmc", "mb_id", "seq_id"):
             values = pc.fill_null(values, -1)
         return _whole(path, key, values, least=-1 if key in ("mc", "gmc", "mb_id", "seq_id") else 0)
@@ -289,7 +294,7 @@ def _first_null(values: pa.ChunkedArray) -> int:
     return int(np.argmax(values.is_null().to_numpy()))
 
 
-def _damaged(file: BinaryIO) -> str:
+def _damaged(path: Path, file: BinaryIO) -> str:
     """Which part of a file cannot be read; empty: not known."""
     try:
         there = file.seek(0, os.SEEK_END)
@@ -300,9 +305,9 @@ def _damaged(file: BinaryIO) -> str:
     if ending != _MAGIC:
         return f"; it ends at byte {there:,} without a footer, as one that is cut off"
     try:
-        opened = pq.ParquetFile(file)
+        opened = parquet.opened(path, file, READ)
         # Of a column's own metadata nothing is asked: where they are damaged, that ends the process (Arrow 21).
-        names = list(opened.schema_arrow.names)
+        names = [name for name in opened.schema_arrow.names if name in READ]
         for group in range(opened.num_row_groups):
             for name in names:
                 try:
