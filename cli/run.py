@@ -127,7 +127,7 @@ def command(
     run_as = find_user(user) if user else None
     cupti = CuptiOptions(markers=nvtx, share=gpu_share)
     arming = arm(environment, wait_ms=CUPTI_WAIT_MS)
-    holder = Holder(words, environment, run_as)
+    holder = Holder(words, environment, run_as, lambda: find_cupti(environment, words) if nvtx else None)
     try:
         root = os.getpid()
         watcher = Watcher(
@@ -165,7 +165,7 @@ def command(
         say(f"what the command loads was not found within {HELD_S:.0f} s: its first calls may be missing")
     if state == "on":
         environment.update(arming.changes)
-        also = f", NVTX ranges: {_record_nvtx(environment, words)}" if nvtx else ""
+        also = f", NVTX ranges: {_record_nvtx(environment, holder.found)}" if nvtx else ""
         say(f"tracing; GPU times: {'armed' if arming.on else arming.state}{also}")
     elif strict:
         raise ArgusError(f"the command was not run: tracing is {state}", "", EXIT_UNAVAILABLE)
@@ -200,11 +200,10 @@ def _finish(watcher: Watcher, say: Callable[[str], None], *, signalled: bool) ->
             notice.cancel()
 
 
-def _record_nvtx(environment: dict[str, str], words: tuple[str, ...]) -> str:
+def _record_nvtx(environment: dict[str, str], library: Path | None) -> str:
     """Lets NVTX load CUPTI, which records its ranges; returns the state."""
     if environment.get(NVTX_VARIABLE):
         return f"off: {NVTX_VARIABLE} is taken by {environment[NVTX_VARIABLE]}"
-    library = find_cupti(environment, words)
     if library is None:
         return f"off: no libcupti was found; set {NVTX_VARIABLE} to yours"
     environment[NVTX_VARIABLE] = str(library)

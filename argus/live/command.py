@@ -311,13 +311,21 @@ class Holder:
         command: Its words.
         environment: Its variables.
         user: Whom it runs as; None: as this process.
+        find: What else is to be looked for: a path, at most 4,000 bytes, or nothing.
 
     Attributes:
         pid: The child; 0: there is none.
         gave_up: Whether it took too long.
+        found: What ``find`` returned.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], user: User | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        user: User | None = None,
+        find: Callable[[], Path | None] = lambda: None,
+    ) -> None:
         parent = os.getpid()
         ready_read, ready_write = os.pipe()
         self.pid = os.fork()
@@ -339,18 +347,20 @@ class Holder:
                         held.append(
                             mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
                         )
-                os.write(ready_write, b"1" if held else b"0")
+                os.write(ready_write, (b"1" if held else b"0") + os.fsencode(find() or "")[:4000])
                 signal.alarm(0)
                 while held and os.getppid() == parent:
                     time.sleep(0.2)
             finally:
                 os._exit(0)
         os.close(ready_write)
-        has_files = False
+        has_files, self.found = False, None
         try:
             came, _, _ = select.select([ready_read], [], [], HELD_S)
             self.gave_up = not came
-            has_files = bool(came) and os.read(ready_read, 1) == b"1"
+            answer = os.read(ready_read, select.PIPE_BUF) if came else b""
+            has_files = answer[:1] == b"1"
+            self.found = Path(os.fsdecode(answer[1:])) if answer[1:] else None
         finally:
             os.close(ready_read)
             if not has_files:

@@ -45,6 +45,12 @@ def test_the_loader_lists_a_program_with_no_right_of_root(theirs: Path, monkeypa
     assert int(descriptors) <= 4, "input, output, errors, and the folder that ls reads"
 
 
+def test_what_else_is_looked_for_is_so_as_the_user(theirs: Path) -> None:
+    holder = Holder(["/bin/true"], {"PATH": "/bin"}, NOBODY, lambda: Path(f"/{os.getuid()}"))
+    holder.let_go()
+    assert holder.found == Path("/65534")
+
+
 @pytest.mark.parametrize("user", [None, NOBODY])
 def test_a_pipe_in_a_library_s_place_does_not_keep_the_command(
     theirs: Path, monkeypatch: pytest.MonkeyPatch, user: User | None
