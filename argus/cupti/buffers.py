@@ -23,9 +23,10 @@ from argus.cupti.shared import SlotState
 from argus.model.errors import ArgusError
 
 _MAX_NAME_BYTES = 1 << 16
-MAX_NAMES = 1 << 17
-"""Names of a process that are known at most, 20 MB: further ones are lost, and counted. And where they lay: that is
-looked up anew. A program that makes kernels as it runs never stops making others."""
+MAX_NAMES, MAX_NAME_CHARACTERS = 1 << 17, 32 << 20
+"""Names of a process that are known at most, 20 MB as names go, and their characters in all: further ones are lost, and
+counted. And where they lay: that is looked up anew. A program that makes kernels as it runs never stops making
+others."""
 
 
 class Damaged(Exception):
@@ -123,6 +124,7 @@ class Buffers:
         self.pointers: dict[int, int] = {}
         """Addresses of names in the process -> their ids."""
         self._places = {"": 0}
+        self._characters = 0
         self._helper_ids: list[int] = [0]  # the helper's id of a name -> its place in ``names``
         self._names_read = 0
         self._copy = np.empty(0, np.uint8)
@@ -141,15 +143,18 @@ class Buffers:
             self.texts = texts_of(self._pid)
             self.claim, self.walk = load_claim(), load_walk()
 
-    def map(self, fd: int, memory: shared.Memory) -> shared.Memory:
+    def map(self, fd: int, memory: shared.Memory, most_bytes: int) -> shared.Memory:
         """The whole shared memory, of which ``memory`` is the head.
 
         Raises:
-            Damaged: The head describes impossible buffers.
+            Damaged: The head describes impossible buffers, or more than ``most_bytes`` of them: to read them takes as
+                long, and makes pages of what the process has never touched.
         """
         slots, buffer_bytes = memory.load("slots"), memory.load("buffer_bytes")
         if not 0 < slots <= shared.MAX_SLOTS or buffer_bytes < 4096 or buffer_bytes % 4096:
             raise Damaged("impossible buffers")
+        if slots * buffer_bytes > most_bytes:
+            raise Damaged("more buffers than were asked for")
         total = shared.total_bytes(slots, buffer_bytes)
         if total > os.fstat(fd).st_size:
             raise Damaged("shorter than its buffers")
@@ -251,9 +256,10 @@ class Buffers:
         place = self._places.get(text)
         if place is not None:
             return place
-        if len(self.names) >= MAX_NAMES:
+        if len(self.names) >= MAX_NAMES or self._characters + len(text) > MAX_NAME_CHARACTERS:
             self.names_unread += pointer not in self.pointers
             return 0
+        self._characters += len(text)
         place = self._places[text] = len(self.names)
         self.names.append(text)
         return place

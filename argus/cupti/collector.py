@@ -7,7 +7,6 @@ into the memory at any moment; none of this is an error of Argus, and each has w
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import errno
 import fcntl
@@ -53,6 +52,8 @@ MINIMUM_ON_MS = round(MINIMUM_SHARE * PERIOD_MS)
 MULTIPLE_SUBSCRIBERS = 39
 """CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED."""
 _MAX_COUNT = 2**62
+_LOCKS_BYTES = 1 << 16
+"""Of /proc/locks: the kernel walks all that come before for each 4 KiB."""
 
 
 class CollectorState(str, enum.Enum):
@@ -311,7 +312,9 @@ class Collector:
             self.buffers.take(memory, batches)
         if gone:
             if not self.buffers.geometry[0] and memory.load("slots") and self.buffers.layouts is not None:
-                self._memory = self.buffers.map(self._fd, memory)  # it was switched on, and ended before that was seen
+                self._memory = self.buffers.map(
+                    self._fd, memory, self._most_bytes()
+                )  # it was switched on, and ended before that was seen
                 memory = self._memory
             self.buffers.take_left(memory, batches)
             if self.state in (CollectorState.IGNORED, CollectorState.FAILED) and self.reason != _SILENT:
@@ -362,7 +365,7 @@ class Collector:
             if os.fstat(fd).st_size < shared.HEAD_BYTES:
                 raise Damaged("too short")
             if not _sealed(fd):
-                raise Damaged("it could be cut under Argus: the helper did not allow sealing")
+                raise Damaged("it could be cut under Argus: the helper did not seal it (an older one? start it again)")
             memory = shared.Memory(fd)
             if memory.load("magic") == 0:
                 self._set_state(CollectorState.WAITING, _NOT_ARMED)  # not yet: a moment later
@@ -440,7 +443,9 @@ class Collector:
             if self.state is not CollectorState.IGNORED:
                 self._set_state(CollectorState.OFF, "the process ended" if ended else "")
             if not self.buffers.geometry[0] and memory.load("slots") and self.buffers.layouts is not None:
-                self._memory = self.buffers.map(self._fd, memory)  # it was on its way to be switched on
+                self._memory = self.buffers.map(
+                    self._fd, memory, self._most_bytes()
+                )  # it was on its way to be switched on
             self._step = _Step.DRAINING
             self._deadline = now + DRAIN_S
         elif self._step is _Step.RELEASING:
@@ -486,8 +491,12 @@ class Collector:
         self.from_the_start = bool(memory.load("holding"))
         self._send(Command.START, now)
 
+    def _most_bytes(self) -> int:
+        """What buffers may take: twice what was asked for, or is by default, since an Argus before may have asked."""
+        return 2 * max(options.buffers * options.buffer_bytes for options in (self.options, CuptiOptions()))
+
     def _started(self, memory: shared.Memory) -> None:
-        self._memory = self.buffers.map(self._fd, memory)
+        self._memory = self.buffers.map(self._fd, memory, self._most_bytes())
         self._step = _Step.ON
         self._set_on(memory)
 
@@ -514,11 +523,8 @@ class Collector:
         if state == State.IGNORED or result == MULTIPLE_SUBSCRIBERS:
             self._taken(now)
         elif state == State.ENDED and memory.load("slots") and self.buffers.layouts is not None:
-            self._memory = self.buffers.map(
-                self._fd,
-                memory,
-                # It was on for a moment: what it left is taken once it is gone.
-            )
+            # It was on for a moment: what it left is taken once it is gone.
+            self._memory = self.buffers.map(self._fd, memory, self._most_bytes())
             self._step = _Step.ON
         elif state == State.ENDED:
             self._rest(CollectorState.OFF, "the process ended")
@@ -620,9 +626,7 @@ def _same_file(place: int, fd: int) -> bool:
 
 
 def _sealed(fd: int) -> bool:
-    """Makes sure that the file never becomes shorter: to read what was cut off would kill Argus (SIGBUS)."""
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    """Whether the file never becomes shorter: to read what was cut off would kill Argus (SIGBUS)."""
     try:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
@@ -630,15 +634,17 @@ def _sealed(fd: int) -> bool:
 
 
 def _lock_holder(fd: int) -> int:
-    """Who holds the lock on a file; 0: not known."""
-    inode = os.fstat(fd).st_ino
+    """Who holds the lock on a file; 0: not known. Anybody may have made any number of locks: few are looked at."""
+    status = os.fstat(fd)
+    where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
-        lines = (PROC / "locks").read_text().splitlines()
+        with open(PROC / "locks", "rb") as file:
+            lines = file.read(_LOCKS_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return 0
     for line in lines:
         fields = line.split()
-        if "FLOCK" in fields[1:2] and len(fields) > 5 and fields[5].rpartition(":")[2] == str(inode):
+        if "FLOCK" in fields[1:2] and len(fields) > 5 and fields[5] == where:
             return int(fields[4]) if fields[4].isdigit() else 0
     return 0
 

@@ -23,7 +23,7 @@ from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
 from argus.model.counters import describe_all
-from argus.model.units import duration, ranks_text
+from argus.model.units import duration, listed, ranks_text
 
 NOTHING = "nothing to diagnose"
 """How the reason begins where a trace holds nothing that could be diagnosed."""
@@ -84,9 +84,19 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
         else:
             verdict["status"], verdict["reason"] = "healthy", _of_healthy(case, now_ns)
     verdict["reason"] = _joined(verdict["reason"], notes.history)
+    verdict["reason"] = _joined(verdict["reason"], _of_several_users(case))
     if case.across is not None and case.across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {case.across.not_stored}"
         verdict["reason"] = _joined(verdict["reason"], note)
+
+
+def _of_several_users(case: Case) -> str:
+    """That ranks may be another job's, to which somebody gave the same name and run on another node."""
+    users = case.query(queries.RANK_USERS, case.params)
+    if len(users["uid"]) < 2:
+        return ""
+    each = [f"uid {uid} on {listed(hosts)}" for uid, hosts in zip(users["uid"].tolist(), users["hosts"], strict=True)]
+    return f"ranks of several users are stored under this name ({'; '.join(each[:4])}): are all of them this job's?"
 
 
 def name_failed(verdict: Verdict, failed: Iterable[str]) -> None:

@@ -117,7 +117,7 @@ class Roster:
             self._session.note(f"forks are noticed twice a second only: {self.family.state}")
         pids = {target.pid for target in targets}
         now = time.monotonic()
-        for target in targets:
+        for target in sorted(targets, key=_without_rank):
             # A child of another target with its parent's rank is a helper; a launcher has no rank. Either is a rank
             # only once it makes calls.
             helper = parent_of(target.pid) in pids and target.identity.rank >= 0
@@ -354,18 +354,19 @@ class Roster:
     def adopt_callers(self, pids: set[int]) -> bool:
         """Makes ranks of processes whose calls have arrived. Whether there was one."""
         changed = False
+        found: list[Target] = []
         for pid in pids:
             if pid in self.by_pid or not self.family.includes(pid):
                 continue
             candidate = self._candidates.get(pid)
             target = candidate.target if candidate is not None else None
-            if target is None:
-                try:
-                    target = inspect(pid, wait=False)
-                    target.libraries = find_libraries(pid)
-                except (OSError, ArgusError):
-                    continue  # it ended before anybody knew it: its records are counted as records_without_rank
-            self._candidates.pop(pid, None)
+            try:
+                found.append(target or _inspected(pid))
+            except (OSError, ArgusError):
+                continue  # it ended before anybody knew it: its records are counted as records_without_rank
+        for target in sorted(found, key=_without_rank):
+            pid = target.pid
+            candidate = self._candidates.pop(pid, None)
             job, member = self._adopt(target)
             if candidate is None or not candidate.from_the_start or not target.on_gpu:
                 what = "a helper of rank" if member.helper else "rank"
@@ -565,3 +566,14 @@ class Roster:
     def attached(self) -> list[Attachment]:
         """Probes on files."""
         return self.files.attached
+
+
+def _without_rank(target: Target) -> bool:
+    """A key by which processes that a launcher numbered come first: a name that was given is theirs."""
+    return target.identity.rank < 0
+
+
+def _inspected(pid: int) -> Target:
+    target = inspect(pid, wait=False)
+    target.libraries = find_libraries(pid)
+    return target

@@ -162,11 +162,14 @@ def read_settings(file: Path, max_bytes: int) -> bytes:
         NotRegular: As ``open_regular``.
         OSError: It cannot be read, or is larger than ``max_bytes`` (EFBIG).
     """
-    if os.geteuid() == 0 and file.exists() and (found := changeable(file.absolute(), counted_as_root())):
-        part, reason = found
-        name = shlex.quote(str(part))
-        raise Untrusted(part, reason, f"Make it root's: chown -h root:root {name}; chmod go-w {name}")
     with open_regular(file) as opened:
+        # What was opened is looked at: before, something else may have had its name.
+        if os.geteuid() == 0 and (found := changeable(file.absolute(), counted_as_root())):
+            part, reason = found
+            name = shlex.quote(str(part))
+            raise Untrusted(part, reason, f"Make it root's: chown -h root:root {name}; chmod go-w {name}")
+        if not os.path.samestat(os.stat(file), os.fstat(opened.fileno())):
+            raise Untrusted(file, "it was replaced while it was opened", "Try again")
         text = opened.read(max_bytes + 1)
     if len(text) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {binary_size(max_bytes)}", str(file))

@@ -56,6 +56,8 @@ class MemoryQuery:
         if text == queries.LAST_LOOK:
             # A synthetic job is like an imported one: nobody looked at it, so it cannot be seen to hang.
             return {name: np.array([0]) for name in ("looked_ns", "stepped_ns", "called_ns", "now_ns")}
+        if text == queries.RANK_USERS:
+            return {"uid": empty, "hosts": empty}
         if text == queries.NODE_HEALTH:
             return dict.fromkeys(("host", "check", "status", "text", "ts_ns"), empty)
         if text == queries.GROUPS:

@@ -198,6 +198,8 @@ def test_who_reads_a_process_is_not_armed() -> None:
         assert process.stdout.readline() == "ready\n"
         _, place = cupti.open_helper(process.pid)
         fd = cupti.open_memory(place)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 4096)
         with mmap.mmap(fd, mmap.PAGESIZE):
             assert cupti.helper_mapping(os.getpid())
             assert [entry.pid for entry in arm.armed_processes([os.getpid(), process.pid])] == [process.pid]

@@ -14,7 +14,7 @@ int main(int count, char **words)
 	int file = count == 2 ? open(words[1], O_RDONLY) : -1;
 	char line[16], *head, *page;
 
-	if (fd < 0 || file < 0 || ftruncate(fd, HEAD) != 0)
+	if (fd < 0 || file < 0 || ftruncate(fd, HEAD) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
 		return 1;
 	head = mmap(NULL, HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, file, 0);

@@ -8,12 +8,15 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from argus.capture.process import cupti
-from argus.cupti import shared
-from argus.cupti.collector import Collector, CollectorState
+from argus.cupti import buffers, shared
+from argus.cupti import collector as collector_module
+from argus.cupti.buffers import Damaged
+from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from tests.security.mapping_process import AS_NOBODY
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="map_files is root's")
@@ -23,6 +26,7 @@ PROGRAM = """
 import fcntl, mmap, os, sys
 fd = os.memfd_create("argus-cupti", os.MFD_ALLOW_SEALING)
 os.ftruncate(fd, 65536)
+fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
 head = mmap.mmap(fd, 65536)
 if sys.argv[1] == "hide":
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -78,3 +82,72 @@ def test_a_process_that_locks_its_memory_hides_its_own_gpu_times_alone() -> None
         assert hidden.text == "waiting: CUPTI is being switched on"
         hidden.close()
         shown.close()
+
+
+LEASED = """
+import fcntl, mmap, os, signal, sys
+fd = os.memfd_create("argus-cupti", os.MFD_ALLOW_SEALING)
+os.ftruncate(fd, 65536)
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+leased = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+os.close(fd)
+head = mmap.mmap(leased, 65536, prot=mmap.PROT_READ)
+fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_memory_with_a_lease_is_not_waited_for() -> None:
+    """Whoever has one may keep others from opening the file for 45 s (/proc/sys/fs/lease-break-time)."""
+    words = [*AS_NOBODY, "/usr/bin/python3", "-I", "-S", "-c", LEASED]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            collector, began = Collector(process.pid), time.monotonic()
+            collector.poll(began)
+            assert time.monotonic() - began < 5
+            assert collector.state == CollectorState.FAILED
+            assert "temporarily unavailable" in collector.text
+        finally:
+            process.kill()
+
+
+def test_few_locks_of_others_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may have any number of them."""
+    fd = os.memfd_create("argus-test")
+    status = os.fstat(fd)
+    own = f"1: FLOCK  ADVISORY  WRITE 77 00:{os.minor(status.st_dev):02x}:{status.st_ino} 0 EOF\n"
+    other_device = own.replace("77 00:", "78 08:")
+    monkeypatch.setattr(collector_module, "PROC", tmp_path)
+    for text, found in ((other_device + own, 77), (other_device * 5000 + own, 0)):
+        (tmp_path / "locks").write_text(text)
+        assert collector_module._lock_holder(fd) == found
+    os.close(fd)
+
+
+def test_buffers_are_as_large_as_was_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    file.touch()
+    fd = os.open(file, os.O_RDWR)
+    os.truncate(fd, shared.total_bytes(256, 1 << 28))
+    memory = shared.Memory(fd)
+    collector = Collector(os.getpid(), CuptiOptions(buffers=8, buffer_bytes=1 << 20))
+    for slots, buffer_bytes, fits in ((8, 1 << 20, True), (128, 1 << 18, True), (256, 1 << 18, True),
+                                      (257, 1 << 18, False), (256, 1 << 28, False), (256, 1 << 19, False)):  # fmt: skip
+        memory.store("slots", slots)
+        memory.store("buffer_bytes", buffer_bytes)
+        with contextlib.nullcontext() if fits else pytest.raises(Damaged):
+            collector.buffers.map(fd, memory, collector._most_bytes())
+    os.close(fd)
+
+
+def test_names_of_a_process_have_bounded_length_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are no UTF-8 become four characters each."""
+    monkeypatch.setattr(buffers, "MAX_NAME_CHARACTERS", 40_000)
+    found = buffers.Buffers(os.getpid())
+    ids = [found._named(1000 + number, (b"\xff" * 2000 + b"%d" % number).decode(errors="backslashreplace"))
+           for number in range(9)]  # fmt: skip
+    assert ids == [1, 2, 3, 4, 0, 0, 0, 0, 0]
+    assert found.names_unread == 5

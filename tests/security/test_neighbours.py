@@ -144,6 +144,27 @@ def test_users_are_distinguished_whatever_their_environments_say() -> None:
     assert placed(*ranks, job="mine") == ["mine", "mine#2", "mine"]
 
 
+def test_a_name_that_was_given_is_that_of_ranks_with_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of another user's process beside them, whatever its number."""
+    targets = [
+        rank(1 << 22, -1, (NOBODY, "")),
+        *(rank(1 + number + (1 << 22), number, (1000, "")) for number in (0, 1)),
+    ]
+    session = a_session(job="llama", run=7)
+    session.probes = SimpleNamespace(remove_target=lambda pid: None)  # type: ignore[assignment]
+    roster = Roster(session, KernelNames())
+    by_pid = {target.pid: target for target in targets}
+    for target in targets:
+        target.libraries, target.on_gpu = [], True  # type: ignore[misc]
+    monkeypatch.setattr("argus.live.roster.inspect", lambda pid, wait: by_pid[pid])
+    monkeypatch.setattr("argus.live.roster.find_libraries", lambda pid: [])
+    monkeypatch.setattr(roster.family, "includes", lambda pid: True)
+    monkeypatch.setattr(roster, "_attach", lambda running: None)
+    assert roster.adopt_callers(set(by_pid))
+    names = {pid: (job.name, member.rank) for pid, (job, member) in roster.by_pid.items()}
+    assert [names[target.pid] for target in targets] == [("llama#2", 0), ("llama", 0), ("llama", 1)]
+
+
 def test_containers_are_distinguished_unless_the_job_is_named() -> None:
     ranks = rank(1 << 22, 0, (0, "pod a")), rank(1 + (1 << 22), 1, (0, "pod b"))
     assert placed(*ranks) == ["llama", "llama#2"]

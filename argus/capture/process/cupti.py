@@ -237,7 +237,8 @@ def open_memory(place: int) -> int:
     """
     if not is_memory(place):
         raise Refused("it is no file in memory")
-    return os.open(f"/proc/self/fd/{place}", os.O_RDWR | os.O_CLOEXEC)
+    # The process may hold a lease on it, whose end would be waited for.
+    return os.open(f"/proc/self/fd/{place}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _mount(fd: int) -> int:

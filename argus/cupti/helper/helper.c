@@ -807,8 +807,11 @@ static bool map_head(void) {
 	uint64_t total = ARGUS_CUPTI_BUFFERS_OFFSET + (uint64_t)MAX_BUFFERS_BYTES;
 	if (file < 0)
 		return false;
-	void *head = ftruncate(file, (off_t)total) ? MAP_FAILED
-						   : mmap(NULL, ARGUS_CUPTI_HEAD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	/* It never becomes shorter: Argus would be killed if it read what was cut off. Argus must not seal it itself, since
+	 * whoever writes to the file holds a lock that this waits for. */
+	void *head = ftruncate(file, (off_t)total) || fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK)
+			     ? MAP_FAILED
+			     : mmap(NULL, ARGUS_CUPTI_HEAD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	close(file);
 	if (head == MAP_FAILED)
 		return false;

@@ -613,6 +613,21 @@ def test_the_alignment_query_says_why(store: Store) -> None:
     assert "needed" in diagnose_store(store, "late loader", 1)["reason"]
 
 
+def test_ranks_of_several_users_under_one_name_are_mentioned(store: Store) -> None:
+    """Somebody on another node has a job of that name, or a process beside the job was given it (--job)."""
+    columns = "SELECT * REPLACE(3 AS rank, '{host}' AS host, {uid} AS uid) FROM ranks WHERE job = 'slow' AND pid = 100"
+    reason = diagnose_store(store, "slow", 1)["reason"]
+    with store.lease() as client:
+        try:
+            for host, uid in (("node7", 1000), ("node8", 2000)):
+                client.command(f"INSERT INTO ranks {columns.format(host=host, uid=uid)}")
+            found = diagnose_store(store, "slow", 1)["reason"]
+        finally:
+            client.command("DELETE FROM ranks WHERE host IN ('node7', 'node8')")
+    assert "several users" not in reason
+    assert "(uid 1000 on node7; uid 2000 on node8): are all of them this job's?" in found
+
+
 @pytest.mark.thorough(first=4)
 @pytest.mark.parametrize(
     ("name", "status", "kind", "ranks"),

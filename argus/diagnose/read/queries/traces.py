@@ -62,3 +62,8 @@ SELECT max(length(libraries)) > 0
 FROM ranks WHERE job = {job:String} AND run = {run:UInt32}
 """
 """Whether libraries were probed, and no CUDA call nor any time of a GPU is stored."""
+
+RANK_USERS = """
+SELECT uid, arraySort(groupUniqArray(host)) AS hosts FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} AND uid >= 0 GROUP BY uid ORDER BY uid
+"""
