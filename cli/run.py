@@ -18,6 +18,7 @@ from argus.live.command import HELD_S, SIGNALLED, Holder, Watched, Watcher, find
 from argus.live.command import run as run_command
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import harmless, printable
+from argus.model.units import span_text
 from argus.system import files, secrets
 
 from . import interrupt
@@ -162,7 +163,7 @@ def command(
         watcher.give_up()
         raise
     if holder.gave_up:
-        say(f"what the command loads was not found within {HELD_S:.0f} s: its first calls may be missing")
+        say(f"what the command loads was not found within {span_text(HELD_S)}: its first calls may be missing")
     if state == "on":
         environment.update(arming.changes)
         also = f", NVTX ranges: {_record_nvtx(environment, holder.found)}" if nvtx else ""

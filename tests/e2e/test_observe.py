@@ -20,6 +20,7 @@ import jsonschema
 import pytest
 import yaml
 
+from argus.compare.observe import execute
 from argus.compare.observe.records import schemas
 from tests import forked
 
@@ -282,3 +283,25 @@ def test_latencies_that_are_not_there_are_reported(tmp_path: Path) -> None:
     line = "note: no latency was found in what 2 of 2 runs printed: wall times are compared instead"
     assert line in done.stdout
     assert "wall times are compared instead" in (tmp_path / "o" / "report.md").read_text()
+
+
+def test_a_signal_while_a_run_is_being_started_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node the command may run before Argus has heard of it."""
+    mark = f"OBSERVE_TEST={tmp_path}"
+    begin = subprocess.Popen.__init__
+
+    def begin_late(self: object, *words: object, **more: object) -> None:
+        begin(self, *words, **more)  # type: ignore[call-overload]
+        until = time.monotonic() + LIMIT_S
+        while len(processes_with(mark)) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", begin_late)
+    environment = {**os.environ, "OBSERVE_TEST": str(tmp_path)}
+    with pytest.raises(KeyboardInterrupt):
+        execute.start(["sh", "-c", "sleep 600 & sleep 600"], environment, subprocess.DEVNULL, subprocess.DEVNULL)
+    until = time.monotonic() + LIMIT_S
+    while processes_with(mark) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes_with(mark) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -209,13 +210,24 @@ class Child(subprocess.Popen[bytes]):
 
     strangers: frozenset[int] = frozenset()
 
+    def __init__(self, command: list[str], environment: dict[str, str], out: int, err: int) -> None:
+        try:
+            super().__init__(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
+        except KeyboardInterrupt:
+            # It may run already: on a busy node for long before this process goes on.
+            if getattr(self, "pid", 0):
+                _signal(self.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has not made its session yet
+                    os.kill(self.pid, signal.SIGKILL)
+            raise
+
 
 def start(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> Child:
     """Starts a command in a session of its own, which no Ctrl-C of the terminal reaches: whoever starts it ends it."""
     strangers = frozenset(descendants.children())
-    child = Child(
-        list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environment), start_new_session=True
-    )
+    child = Child(list(command), dict(environment), out, err)
     child.strangers = strangers
     return child
 

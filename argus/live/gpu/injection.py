@@ -32,7 +32,7 @@ class Injector:
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._begun: set[int] = set()
-        self._cancelled: set[int] = set()
+        self._ended = False
         self._running: list[Aside[str]] = []
 
     def poll(self, process: GpuProcess, now: float) -> bool:
@@ -71,24 +71,23 @@ class Injector:
                     self._turn = threading.Lock()
         try:
             with self._lock:
-                if pid in self._cancelled:
+                if self._ended:
                     raise ArgusError(f"process {pid} is not injected any more: the trace ends")
                 self._begun.add(pid)
             return inject(pid)
         finally:
             with self._lock:
                 self._begun.discard(pid)
-                self._cancelled.discard(pid)
             turn.release()
 
-    def finish(self, process: GpuProcess) -> None:
-        """Begins no injection any more, and waits for one that is under way: half a helper is worse."""
-        if process.injection is None:
-            return
-        pid = process.target.pid
+    def end(self) -> None:
+        """Begins no injection any more."""
         with self._lock:
-            is_begun = pid in self._begun
-            if not is_begun and not process.injection.wait(0):
-                self._cancelled.add(pid)
-        if is_begun:
+            self._ended = True
+
+    def finish(self, process: GpuProcess) -> None:
+        """Waits for an injection that is under way: half a helper is worse."""
+        with self._lock:
+            is_begun = process.target.pid in self._begun
+        if process.injection is not None and is_begun:
             process.injection.wait(FINISH_S)

@@ -405,6 +405,7 @@ class GpuSide(Side):
     def begin_stop(self) -> None:
         """Switches CUPTI off everywhere. ``poll`` until ``stopped``."""
         self._stopping = True
+        self._injector.end()
         for process in self._processes:
             process.due = 0.0
             self._injector.finish(process)

@@ -628,7 +628,7 @@ def test_no_injection_begins_once_the_trace_ends(made: list[FakeCollector], monk
         session.go(1.0)
     assert begun.wait(60)
     waiting = [process.injection for process in session.side._processes]
-    threading.Timer(0.2, go.set).start()
+    monkeypatch.setattr(injection.Injector, "finish", lambda self, process: go.set())
     session.side.begin_stop()
     for one in waiting:
         assert one is not None
