@@ -216,6 +216,33 @@ def test_a_kernel_log_file(tmp_path: Path) -> None:
     assert [node.check(name)[0] for name in ("xid", "kernel_log")] == ["ok", "ok"]
 
 
+OF_OTHERS = [
+    "python[77]: segfault at 0 ip 00007f3 sp 00007ffd error 4 in NVRM: Xid (PCI:0000:3b:00): 79, GPU fell[0,1000]",
+    "python[77]: segfault at 0 ip 00007f3 error 4 in EXT4-fs error (device sda1): x[7f3000+1000] likely on CPU 1",
+    "EXT4-fs error ([77]: segfault at 0 ip 0000000000401136 sp 00007ffd5 error 6 in a[401000+1000]",
+    "NVRM: Xid (PCI:[77]: segfault at 0 ip 0000000000401136 sp 00007ffd5 error 6 in a[401000+1000]",
+    "traps: NVRM: Xid (PCI:[77] general protection fault ip:401136 sp:7ffd5 error:0 in Buffer I/O error on dev sda[1]",
+    "Out of memory: Killed process 77 (EXT4-fs error ) total-vm:1kB, UID:1000 pgtables:64kB oom_score_adj:0",
+    "process 'NVRM: Xid (PCI:0000:3b:00): 79, x' launched '/bin/x' with NULL argv: empty string added",
+    'audit: type=1701 audit(1.1:2): auid=1 comm="x" exe="NVRM: Xid (PCI:0000:3b:00): 79, GPU" sig=11 res=1',
+]
+
+
+@pytest.mark.parametrize("message", OF_OTHERS)
+def test_what_processes_and_files_are_called_is_no_error_of_the_node(tmp_path: Path, message: str) -> None:
+    """The kernel logs both when a process crashes, and anybody may choose them."""
+    log = record("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.1") + record(message)
+    for check, limits in ((xid.check, {"hours": 24.0, "ignore": []}), (kernel_log.check, {"hours": 6.0, "ignore": []})):
+        result = check(look(tmp_path, log, limits))  # type: ignore[arg-type]
+        assert result.status == "ok", result
+
+
+def test_what_programs_write_to_the_kernel_s_log_is_not_the_kernel_s(tmp_path: Path) -> None:
+    fine = record("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.1")
+    written = record(XIDS[0][0]).replace("6,1,", "14,1,", 1)  # facility 1: user
+    assert xid.check(look(tmp_path, fine + written, {"hours": 24.0, "ignore": []})).status == "ok"
+
+
 def test_xids_are_reported_once_while_they_are_new(tmp_path: Path) -> None:
     message = "NVRM: Xid (PCI:0000:3b:00): 13, pid=1, Graphics Exception"
     log = record(message, 90000) + record(message, 7300) + record(message, 600)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Iterator
 
 from argus.health.check import Absent, Blind, Look
 
+_OF_PROCESSES = re.compile(r".{0,15}\[\d+\]:? |traps: |audit: |process '|coredump: ")
+"""Crashes and the like: comm[pid], and files that it maps, are anybody's choice (arch/x86/kernel/traps.c, arch/x86/mm/
+fault.c of Linux)."""
+
 
 def messages(look: Look, hours: float) -> Iterator[tuple[float, str]]:
-    """Age in s and text of each record, oldest first: Documentation/ABI/testing/dev-kmsg.
+    """Age in s and text of each record, oldest first (Documentation/ABI/testing/dev-kmsg): what the kernel says of
+    itself and its devices, not what programs wrote there, nor lines that begin with what a process is called.
 
     Raises:
         Absent, Blind: There is no kernel log, or it may not be read.
@@ -32,6 +38,8 @@ def messages(look: Look, hours: float) -> Iterator[tuple[float, str]]:
             if len(fields) < 3 or not fields[2].lstrip("-").isdigit() or line.startswith(" "):
                 continue  # a continuation: KEY=value
             records += 1
+            if not fields[0].isdigit() or int(fields[0]) >> 3 or _OF_PROCESSES.match(text):
+                continue
             age = now - int(fields[2]) / 1e6
             if age <= hours * 3600:
                 yield max(age, 0.0), text.encode().decode("unicode_escape", errors="replace")

@@ -13,62 +13,73 @@ LIMITS: dict[str, Limit] = {
     "ignore": Limit([], "regular expressions of messages to leave out", ""),
 }
 
-# Messages of the kernel (6.x sources: the name of the file behind each), whether it is critical, and what to do.
+_DEVICE = r"(?:[\w.-]+ [\w:.-]+(?: [\w.-]+)?: )?"
+"""What dev_err and netdev_err put before a message: driver, device, interface."""
+# Messages of the kernel (6.x sources: the name of the file behind each) from their beginning on, since others hold what
+# processes and files are called; whether it is critical, and what to do.
 PATTERNS: list[tuple[str, bool, str]] = [
     (
-        r"mce: \[Hardware Error\].*(Uncorrected|uncorrected)|Uncorrected hardware memory error",
+        r"(mce: |\{\d+\})?\[Hardware Error\].*[Uu]ncorrected|(mce: )?Uncorrected hardware memory error",
         True,
         "Drain the node: memory or CPU fails; ras-mc-ctl, the BMC's log.",
     ),
     (
-        r"\[Hardware Error\]|mce: .*[Mm]achine [Cc]heck",
+        r"(mce: |\{\d+\})?\[Hardware Error\]|mce: .*[Mm]achine [Cc]heck",
         False,
         "Memory or CPU had an error: ras-mc-ctl --summary, the BMC's log.",
     ),
     (
-        r"AER: (Multiple )?Uncorrect(ed|able)",
+        _DEVICE + r"AER: (Multiple )?Uncorrect(ed|able)",
         True,
         "A PCIe device fails: lspci -vv; reseat it.",
     ),
     (
-        r"AER: (Multiple )?Correct(ed|able)",
+        _DEVICE + r"AER: (Multiple )?Correct(ed|able)",
         False,
         "A PCIe link repeats packets: lspci -vv; reseat the device.",
     ),
     (
-        r"blocked for more than \d+ seconds",
+        r"INFO: task .* blocked for more than \d+ seconds",
         False,
         "A task hangs in the kernel: a disk, mount or driver; see the stack in dmesg.",
     ),
     (
-        r"watchdog: BUG: soft lockup|[Ww]atchdog.*hard LOCKUP|rcu.*detected stall",
+        r"watchdog: BUG: soft lockup|(NMI )?[Ww]atchdog.*hard LOCKUP|(rcu: )?INFO: rcu.*detected stall",
         True,
         "A CPU hung in the kernel: update kernel or driver, restart.",
     ),
     (
-        r"EXT4-fs error|XFS .*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)|BTRFS.*(error|corrupt)"
-        r"|Remounting filesystem read-only",
+        r"EXT4-fs error \(device|XFS \(.*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)"
+        r"|BTRFS[ :].*(error|corrupt)|EXT4-fs \(.*Remounting filesystem read-only",
         True,
         "Unmount and check the file system.",
     ),
-    (r"(blk_update_request|I/O error, dev)|Buffer I/O error|critical medium error", True, "A disk fails: smartctl -a."),
+    (
+        r"((blk_update_request|print_req_error): )?(I/O error|critical medium error), dev|Buffer I/O error on ",
+        True,
+        "A disk fails: smartctl -a.",
+    ),
     (
         r"nvme.*(I/O.*timeout|controller is down|Abort status)",
         False,
         "An SSD does not answer: smartctl -a, its firmware.",
     ),
     (
-        r"nfs: server .* not responding|LustreError|ceph: mds.* hung",
+        r"nfs: server .* not responding|LustreError: |(lib)?ceph: .*mds.* hung",
         False,
         "A network file system does not answer: its server, the network.",
     ),
     (r"clocksource: .*(unstable|Marking clocksource)", False, "See the check clock."),
     (
-        r"mlx5_core.*(health compromised|device's health|Internal error)|bnxt_en.*(firmware.*(hung|reset))",
+        r"mlx5_core .*(health compromised|device's health|Internal error)|bnxt_en .*(firmware.*(hung|reset))",
         True,
         "A network adapter fails: its firmware, mlxfwmanager; then replace it.",
     ),
-    (r"NETDEV WATCHDOG: .*transmit queue .* timed out", False, "A network adapter hung: its driver and firmware."),
+    (
+        _DEVICE + r"NETDEV WATCHDOG: .*transmit queue .* timed out",
+        False,
+        "A network adapter hung: its driver and firmware.",
+    ),
     (r"thermal thermal_zone.*critical temperature", True, "The node is about to switch itself off: cooling."),
 ]
 
@@ -84,7 +95,7 @@ def check(look: Look) -> Result:
         lines += 1
         if any(rule.search(text) for rule in ignored):
             continue
-        which = next((number for number, rule in enumerate(rules) if rule.search(text)), None)
+        which = next((number for number, rule in enumerate(rules) if rule.match(text)), None)
         if which is not None:
             matched[which] = matched.get(which, (0, ""))[0] + 1, text
     for which, (times, text) in matched.items():

@@ -80,10 +80,10 @@ def check(look: Look) -> Result:
     looked = False
     for age, text in messages(look, look.limits["hours"]):
         looked = looked or "NVRM" in text or "nvidia" in text
-        if match := _XID.search(text):
+        if match := _XID.match(text):
             key = match[1], int(match[2])
             xids[key] = age, xids.get(key, (0.0, 0, ""))[1] + 1, match[3]
-        elif match := _SXID.search(text):
+        elif match := _SXID.match(text):
             where = match[2], int(match[3]), match[4].lower() == "fatal"
             switches[where] = age, switches.get(where, (0.0, 0, ""))[1] + 1, match[5]
     for (address, code), (age, times, rest) in sorted(xids.items(), key=lambda item: item[1][0]):
