@@ -21,6 +21,9 @@ from argus.semantics.phases.gpu import kinds_of, what_of
 from argus.system.aside import Aside
 from argus.tables import gpu as gpu_rows
 
+MOST_OPS = 2 << 20
+"""Operations of all GPUs of a process that are kept for windows, and for steps, 36 MB a million: what a process says of
+its GPUs and of when something ran may be anything."""
 RECENT_WINDOWS = 5
 """Seconds that the live view averages over."""
 
@@ -89,8 +92,8 @@ class GpuProcess:
     job: Job | None = None
     member: Member | None = None
     program: CuptiProgram | None = None
-    usage: GpuUsage = field(default_factory=GpuUsage)
-    steps: GpuSteps = field(default_factory=GpuSteps)
+    usage: GpuUsage = field(default_factory=lambda: GpuUsage(MOST_OPS))
+    steps: GpuSteps = field(default_factory=lambda: GpuSteps(MOST_OPS))
     flops: GpuFlops = field(default_factory=GpuFlops)
     windows: deque[NDArray[np.void]] = field(default_factory=lambda: deque(maxlen=4 * RECENT_WINDOWS))
     injection: Aside[str] | None = None
@@ -132,7 +135,7 @@ class GpuProcess:
         """Keeps of a process that is over only what is reported of it."""
         self.last = self.state
         self.program = self.injection = None
-        self.usage, self.steps, self.flops = GpuUsage(), GpuSteps(), GpuFlops()
+        self.usage, self.steps, self.flops = GpuUsage(MOST_OPS), GpuSteps(MOST_OPS), GpuFlops()
         self.unanswered = self.unanswered[:0].copy()
 
 

@@ -283,6 +283,11 @@ class GpuSide(Side):
         if program is not None:
             self._count(process, program)
             program.collector.close()
+        self._late += process.usage.late
+        self._dropped += process.steps.dropped
+        self._guessed += process.steps.phases.guessed
+        self._products_unknown += process.flops.products.unknown
+        process.drop_records()
 
     def _fetch(self, process: GpuProcess, now: float) -> None:
         if process.member is not None and process.member.state != "traced" and not process.ended_at:

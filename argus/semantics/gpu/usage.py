@@ -129,13 +129,30 @@ class _Device:
     fresh: list[NDArray[np.void]] = field(default_factory=list)
     ops: NDArray[np.void] = field(default_factory=lambda: np.empty(0, _OP))
 
+    @property
+    def size(self) -> int:
+        """Operations in it."""
+        return len(self.ops) + sum(map(len, self.fresh))
+
+
+def _newest(parts: list[NDArray[np.void]], number: int) -> tuple[NDArray[np.void], int]:
+    """Those operations that ended last, by their ends, and how many others there were."""
+    joined = np.concatenate(parts)
+    joined = joined[np.argsort(joined["end"], kind="stable")]
+    return joined[len(joined) - number :].copy(), len(joined) - number
+
 
 class GpuUsage:
-    """The windows of one process's GPUs. ``feed`` what has come, then ``advance``."""
+    """The windows of one process's GPUs. ``feed`` what has come, then ``advance``.
 
-    def __init__(self) -> None:
+    Args:
+        most: Operations that are kept of all its GPUs; beyond, the oldest are dropped. None: any number.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
         self.late = 0
-        """Operations that came after their window was closed."""
+        """Operations that came after their window was closed, or were too many."""
+        self._most = most
         self._devices: dict[int, _Device] = {}
         self._newest_ns = 0
         self._launches_known = False
@@ -162,6 +179,11 @@ class GpuUsage:
                 device.closed_ns = min(device.closed_ns, first)
             self.late += int(np.sum(of_device["start"] < device.closed_ns))
             device.fresh.append(of_device)
+        while self._most is not None and sum(device.size for device in self._devices.values()) > self._most:
+            device = max(self._devices.values(), key=lambda device: device.size)
+            device.ops, dropped = _newest([device.ops, *device.fresh], device.size // 2)
+            device.fresh = []
+            self.late += dropped
 
     def advance(self, *, final: bool = False) -> NDArray[np.void]:
         """The windows that can be closed.
@@ -198,9 +220,13 @@ class GpuSteps:
 
     A step of the CPU ends while the GPU still carries it out. On the GPU it ends when everything has ended that was
     launched before it ended on the CPU; where no launches are known, when it ended on the CPU.
+
+    Args:
+        most: Operations that are kept of all its GPUs; beyond, the oldest are dropped. None: :data:`KEPT_OPS` of each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self.dropped = 0
         """Operations that were dropped since their step did not come."""
         self.phases = GpuPhases()
@@ -228,11 +254,21 @@ class GpuSteps:
             kept = self._ops.setdefault(number, [])
             kept.append(short[ops["device"] == number])
             if sum(map(len, kept)) > KEPT_OPS:
-                joined = np.concatenate(kept)
-                joined = joined[np.argsort(joined["end"], kind="stable")]
-                self.dropped += len(joined) - KEPT_OPS // 2
-                self._ops[number] = [joined[-KEPT_OPS // 2 :]]
-                self._first_ns = int(joined["end"][-KEPT_OPS // 2])
+                self._drop(number, KEPT_OPS // 2)
+        while self._most is not None:
+            sizes = {number: sum(map(len, kept)) for number, kept in self._ops.items()}
+            if sum(sizes.values()) <= self._most:
+                break
+            number = max(sizes, key=sizes.__getitem__)
+            self._drop(number, sizes[number] // 2)
+
+    def _drop(self, number: int, left: int) -> None:
+        """Drops all operations of a device but those that ended last."""
+        newest, dropped = _newest(self._ops[number], left)
+        self.dropped += dropped
+        self._ops[number] = [newest]
+        if len(newest):
+            self._first_ns = int(newest["end"][0])
 
     def learn(self, ops: NDArray[np.void], communication: NDArray[np.bool_], kinds: NDArray[np.uint8]) -> None:
         """Learns how long transfers take, from operations that are fed later. Arguments as for ``feed``."""

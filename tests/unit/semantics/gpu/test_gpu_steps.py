@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -141,6 +143,20 @@ def test_operations_without_steps_are_dropped_and_counted(monkeypatch: pytest.Mo
     rows = usage.advance(final=True)
     assert 0 < len(rows) <= 5
     assert (rows["kernels"] == 20).all()
+
+
+@pytest.mark.parametrize("made", [GpuSteps, GpuUsage])
+@pytest.mark.parametrize("devices", [1, 64])
+def test_operations_of_a_process_are_bounded_whatever_it_says(made: Any, devices: int) -> None:
+    """That all ran at one time, so that no window ends, and on many GPUs."""
+    kept = made(1000)
+    for turn in range(60):
+        given = ops(*((S, S + 1000) for _ in range(50)), device=turn % devices)
+        kept.feed(given, none(given))
+        sizes = [sum(map(len, parts)) for parts in getattr(kept, "_ops", {}).values()]
+        sizes += [device.size for device in getattr(kept, "_devices", {}).values()]
+        assert sum(sizes) <= 1000
+    assert sum(sizes) + (kept.dropped if made is GpuSteps else kept.late) == 3000
 
 
 def test_a_device_that_was_used_once_holds_up_no_other() -> None:
