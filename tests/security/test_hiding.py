@@ -151,3 +151,19 @@ def test_names_of_a_process_have_bounded_length_in_all(monkeypatch: pytest.Monke
            for number in range(9)]  # fmt: skip
     assert ids == [1, 2, 3, 4, 0, 0, 0, 0, 0]
     assert found.names_unread == 5
+
+
+def test_a_process_does_not_say_what_observing_it_costs() -> None:
+    """Where that is too much, everybody is observed less."""
+    with armed("show") as process:
+        collector = Collector(process.pid)
+        began = time.monotonic()
+        collector.poll(began)
+        assert collector.armed
+        assert collector._memory is not None
+        collector._memory.store("callback_ns", 10**12)
+        spent_ns, _ = collector.counters()["cupti_callback_ns"]
+        assert 0 < spent_ns <= 0.001 * (time.monotonic() - began + 1) * 1e9
+        collector.buffers.records = 1000
+        assert collector.counters()["cupti_callback_ns"][0] >= 2_000_000
+        collector.close()
