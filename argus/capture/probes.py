@@ -42,7 +42,7 @@ from argus.capture.owners import Owners
 from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
 from argus.capture.process.instructions import Code, has_probes
-from argus.capture.process.targets import Library
+from argus.capture.process.targets import CUBLAS, Library
 from argus.capture.under_way import forget, in_progress
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
@@ -498,7 +498,8 @@ class Probes:
             return 0
         self.probed.add(subject)
         refused = 0
-        for attachment in self.attachments:
+        # cuBLAS calls cuBLASLt: where only the latter is probed yet, a product would look like a call of its own.
+        for attachment in sorted(self.attachments, key=lambda each: CUBLAS[1] in each.library.roles):
             try:
                 self._attach_optional(attachment, subject)
             except OSError:  # its process has ended, most likely

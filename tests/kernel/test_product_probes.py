@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from argus.capture.probes import Probes
 from argus.live.cost import governor
 from argus.live.options import Options
 from argus.live.tracer import Tracer
@@ -48,3 +51,15 @@ def test_products_are_probed_while_kernels_are_timed_and_are_not_too_many(
         finally:
             tracer.stop()
     assert lost == ({"math_probes_detached": 1} if armed else {})
+
+
+def test_what_calls_another_library_is_probed_first() -> None:
+    """cuBLAS hides its calls of cuBLASLt once it is probed; before, they would be products of their own."""
+    order: list[str] = []
+    probes: Any = SimpleNamespace(
+        refused={}, probed=set(), _attach_optional=lambda attachment, subject: order.append(attachment.library.path),
+        attachments=[SimpleNamespace(library=SimpleNamespace(path=role, roles=(role,)))
+                     for role in ("libcublasLt", "libtorch_cpu", "libcublas")],
+    )  # fmt: skip
+    assert Probes.attach_optional(probes, "math") == 0
+    assert order == ["libtorch_cpu", "libcublas", "libcublasLt"]
