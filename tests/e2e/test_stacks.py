@@ -239,7 +239,7 @@ def test_exec_begins_anew(tmp_path: Path, store_url: str) -> None:
         finally:
             tracing.kill()
             tracing.wait()
-    assert "coverage: complete" in output
+    assert "coverage: complete" in output, output
     mixed = rows(
         store_url,
         f"SELECT functions FROM stacks WHERE has(files, '{after}') AND has(files, '{PROGRAMS / 'busy.py'}')",
