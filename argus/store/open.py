@@ -31,7 +31,7 @@ from argus.store import limits
 from argus.store.engine import ENDING, socket_address
 from argus.store.failures import AUTHENTICATION, REACH_HINT, code_of, disk_full, explain, first_line, spool_not_queried
 from argus.store.url import ROOTS_STORE, Target, parse_url, password_of_environment, truth
-from argus.system import files, secrets
+from argus.system import child, files
 
 LEASE_TIMEOUT_S = 30.0
 """How long to wait for another process to let go of an embedded store."""
@@ -580,13 +580,9 @@ def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object
     ``meanwhile`` is called while it starts.
     """
     reader, writer = os.pipe()
-    environment = secrets.without(os.environ)
+    environment = child.environment()
     environment.setdefault("JE_MALLOC_CONF", _ALLOCATOR)
     environment["ARGUS_STORE_MAX"] = str(limits.store_bytes())
-    # Found where this Argus was found. The working directory is "/" lest a file of the user's own, named like a module,
-    # be imported from it.
-    package_root = str(Path(__file__).resolve().parent.parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
     command = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:2]])
     starter = f"started by process {os.getpid()}: {command}"
     try:

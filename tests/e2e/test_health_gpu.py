@@ -217,6 +217,8 @@ def test_a_kernel_log_file(tmp_path: Path) -> None:
 
 
 OF_OTHERS = [
+    "BTRFS error[77]: segfault at 0 ip 0000000000401136 sp 00007ffd5 error 6 in a[401000+1000]",
+    "mce: Machine Ch[77]: segfault at 0 ip 0000000000401136 sp 00007ffd5 error 6 in Machine Check[401000+1000]",
     "python[77]: segfault at 0 ip 00007f3 sp 00007ffd error 4 in NVRM: Xid (PCI:0000:3b:00): 79, GPU fell[0,1000]",
     "python[77]: segfault at 0 ip 00007f3 error 4 in EXT4-fs error (device sda1): x[7f3000+1000] likely on CPU 1",
     "EXT4-fs error ([77]: segfault at 0 ip 0000000000401136 sp 00007ffd5 error 6 in a[401000+1000]",

@@ -460,6 +460,15 @@ def test_whose_a_process_is_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) 
     assert one._owner_of(5) == (9, "")
 
 
+def test_of_few_processes_it_is_remembered_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Reader()
+    monkeypatch.setattr(reader, "_MOST_BUDGETS", 10)
+    monkeypatch.setattr(reader, "_owner", lambda pid: (7, ""))
+    for pid in range(100):
+        one._owner_of(pid)
+        assert len(one._owners) <= 10
+
+
 def test_a_user_in_many_containers_is_waited_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Reader()
     assert one._is_patient((1000, "pod 1"))
