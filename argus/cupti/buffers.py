@@ -34,6 +34,8 @@ class Damaged(Exception):
 
 
 _NAME_HEADER = struct.Struct("<QII")
+MOST_BYTES_AT_ONCE = 16 << 20
+"""Of buffers that are taken in one turn: some 100,000 records. Further ones come in the next."""
 
 
 Walk = Callable[[NDArray[np.uint8], NDArray[np.void]], tuple[NDArray[np.uint32], int]]
@@ -143,17 +145,17 @@ class Buffers:
             self.texts = texts_of(self._pid)
             self.claim, self.walk = load_claim(), load_walk()
 
-    def map(self, fd: int, memory: shared.Memory, most_bytes: int) -> shared.Memory:
+    def map(self, fd: int, memory: shared.Memory, most_bytes: int, most_each: int) -> shared.Memory:
         """The whole shared memory, of which ``memory`` is the head.
 
         Raises:
-            Damaged: The head describes impossible buffers, or more than ``most_bytes`` of them: to read them takes as
-                long, and makes pages of what the process has never touched.
+            Damaged: The head describes impossible buffers, or more than ``most_bytes`` of them, or one of more than
+                ``most_each``: to read them takes as long, and makes pages of what the process has never touched.
         """
         slots, buffer_bytes = memory.load("slots"), memory.load("buffer_bytes")
         if not 0 < slots <= shared.MAX_SLOTS or buffer_bytes < 4096 or buffer_bytes % 4096:
             raise Damaged("impossible buffers")
-        if slots * buffer_bytes > most_bytes:
+        if slots * buffer_bytes > most_bytes or buffer_bytes > most_each:
             raise Damaged("more buffers than were asked for")
         total = shared.total_bytes(slots, buffer_bytes)
         if total > os.fstat(fd).st_size:
@@ -165,8 +167,9 @@ class Buffers:
         self.geometry = (slots, buffer_bytes)
         return whole
 
-    def take(self, memory: shared.Memory, batches: list[Batch]) -> None:
-        """Decodes the buffers that are ready, or full and nobody else's to walk, and gives them back."""
+    def take(self, memory: shared.Memory, batches: list[Batch], most_bytes: int = MOST_BYTES_AT_ONCE) -> None:
+        """Decodes the buffers that are ready, or full and nobody else's to walk, and gives them back: the oldest ones
+        first, ``most_bytes`` in one call."""
         slots, buffer_bytes = self.geometry
         states = memory.slot_states[:slots].copy()
         memory.fence()
@@ -180,7 +183,8 @@ class Buffers:
             return
         # After the states: a name is in its table before a buffer that uses it is ready.
         self._read_names(memory)
-        for slot in chosen[np.argsort(memory.slots["sequence"][chosen], kind="stable")].tolist():
+        chosen = chosen[np.argsort(memory.slots["sequence"][chosen], kind="stable")]
+        for slot in chosen[: max(most_bytes // buffer_bytes, 1)].tolist():
             header = memory.slots[slot].copy()
             buffer, index = memory.buffer(slot, buffer_bytes)
             valid, count = int(header["valid"]), int(header["count"])
@@ -313,7 +317,7 @@ class Buffers:
         if not slots or self.layouts is None:
             return
         self.walk = None  # names cannot be read any more: below, what is known has to do
-        self.take(memory, batches)
+        self.take(memory, batches, slots * buffer_bytes)
         self._read_names(memory)
         left = memory.slots[:slots].copy()
         left["state"][left["state"] == SlotState.CLAIMED] = SlotState.FULL
@@ -365,6 +369,13 @@ class Buffers:
             kept = _written(memory.buffer(slot, buffer_bytes)[0])
             self.unfinished_buffers += kept > 0
             self.unknown_bytes += kept
+
+    def count_left(self, memory: shared.Memory) -> None:
+        """Counts what was written and will not be taken."""
+        states = memory.slot_states[: self.geometry[0]]
+        left = int(np.count_nonzero((states == SlotState.READY) | (states == SlotState.FULL)))
+        self.unfinished_buffers += left
+        self.unfinished += left
 
     def close(self) -> None:
         """Lets go of the process's memory."""

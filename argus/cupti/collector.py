@@ -143,6 +143,7 @@ class Collector:
         buffers: Where records come from; counts them.
         library: The CUPTI that the process uses; empty: not known yet.
         armed: The helper was found in it.
+        takes: Whether ``poll`` takes buffers; they are left as they are meanwhile, also after the process has ended.
         from_the_start: The process waited for CUPTI before its first CUDA call (`argus run`).
     """
 
@@ -154,6 +155,7 @@ class Collector:
         self.library = ""
         self.from_the_start = False
         self.armed = False
+        self.takes = True
         self.buffers = Buffers(pid)
         self._step = _Step.LOOKING
         self._fd = -1
@@ -294,6 +296,12 @@ class Collector:
         self.buffers.close()
         self._step = _Step.DONE
 
+    def abandon(self) -> None:
+        """Lets go of the memory, whatever is left in it: that is counted."""
+        if self._memory is not None and self.buffers.geometry[0]:
+            self.buffers.count_left(self._memory)
+        self.close()
+
     # ---- the course of things ----
 
     def _advance(self, now: float, batches: list[Batch]) -> None:
@@ -318,19 +326,11 @@ class Collector:
         if self._memory is None:
             return
         memory = self._memory  # answers map more of it
-        if self.buffers.geometry[0] and not gone:
+        if self.buffers.geometry[0] and not gone and self.takes:
             self.buffers.take(memory, batches)
         if gone:
-            if not self.buffers.geometry[0] and memory.load("slots") and self.buffers.layouts is not None:
-                self._memory = self.buffers.map(
-                    self._fd, memory, self._most_bytes()
-                )  # it was switched on, and ended before that was seen
-                memory = self._memory
-            self.buffers.take_left(memory, batches)
-            if self.state in (CollectorState.IGNORED, CollectorState.FAILED) and self.reason != _SILENT:
-                self._finish(self.state, self.reason)  # which is what there is to know of it
-            else:
-                self._finish(CollectorState.OFF, gone)
+            if self.takes:
+                self._take_left(gone, batches)
         elif self._step is _Step.ON and memory.load("state") == State.IGNORED:
             # A profiler of the program's own took it over.
             self._interruptions += 1
@@ -350,6 +350,18 @@ class Collector:
                 self.buffers.count_kept(memory)
                 self._step = _Step.RELEASING
                 self._send(Command.RELEASE, now)
+
+    def _take_left(self, gone: str, batches: list[Batch]) -> None:
+        """Takes what a process has left that is gone, in words."""
+        memory = self._memory
+        assert memory is not None
+        if not self.buffers.geometry[0] and memory.load("slots") and self.buffers.layouts is not None:
+            self._memory = memory = self._map(memory)  # it was switched on, and ended before that was seen
+        self.buffers.take_left(memory, batches)
+        if self.state in (CollectorState.IGNORED, CollectorState.FAILED) and self.reason != _SILENT:
+            self._finish(self.state, self.reason)  # which is what there is to know of it
+        else:
+            self._finish(CollectorState.OFF, gone)
 
     def _look(self, now: float) -> None:
         """Finds the helper's memory, opens and locks it."""
@@ -453,9 +465,7 @@ class Collector:
             if self.state is not CollectorState.IGNORED:
                 self._set_state(CollectorState.OFF, "the process ended" if ended else "")
             if not self.buffers.geometry[0] and memory.load("slots") and self.buffers.layouts is not None:
-                self._memory = self.buffers.map(
-                    self._fd, memory, self._most_bytes()
-                )  # it was on its way to be switched on
+                self._memory = self._map(memory)  # it was on its way to be switched on
             self._step = _Step.DRAINING
             self._deadline = now + DRAIN_S
         elif self._step is _Step.RELEASING:
@@ -501,12 +511,18 @@ class Collector:
         self.from_the_start = bool(memory.load("holding"))
         self._send(Command.START, now)
 
-    def _most_bytes(self) -> int:
-        """What buffers may take: twice what was asked for, or is by default, since an Argus before may have asked."""
-        return 2 * max(options.buffers * options.buffer_bytes for options in (self.options, CuptiOptions()))
+    def _map(self, memory: shared.Memory) -> shared.Memory:
+        """With its buffers. They may take twice what was asked for, or is by default: an Argus before may have asked.
+
+        Raises:
+            Damaged: As ``Buffers.map``.
+        """
+        asked = self.options, CuptiOptions()
+        most = 2 * max(options.buffers * options.buffer_bytes for options in asked)
+        return self.buffers.map(self._fd, memory, most, 2 * max(options.buffer_bytes for options in asked))
 
     def _started(self, memory: shared.Memory) -> None:
-        self._memory = self.buffers.map(self._fd, memory, self._most_bytes())
+        self._memory = self._map(memory)
         self._step = _Step.ON
         self._set_on(memory)
 
@@ -534,7 +550,7 @@ class Collector:
             self._taken(now)
         elif state == State.ENDED and memory.load("slots") and self.buffers.layouts is not None:
             # It was on for a moment: what it left is taken once it is gone.
-            self._memory = self.buffers.map(self._fd, memory, self._most_bytes())
+            self._memory = self._map(memory)
             self._step = _Step.ON
         elif state == State.ENDED:
             self._rest(CollectorState.OFF, "the process ended")

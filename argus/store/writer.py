@@ -36,8 +36,9 @@ from argus.system import debug
 
 FLUSH_ROWS = 200_000
 """A table with so many rows waiting is sent at once."""
-FLUSH_S = 1.0
-"""The longest that a row waits before it is sent."""
+FLUSH_S = 2.0
+"""The longest that a row waits before it is sent: each batch is a part of the engine's, which keeps some 16 KB of it in
+memory until it is merged."""
 MAX_BYTES = 256 << 20
 """What may wait in memory."""
 SPILL_BYTES = 64 << 20

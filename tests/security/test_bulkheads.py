@@ -188,7 +188,7 @@ def test_a_job_whose_rows_cannot_be_made_costs_no_other(monkeypatch: pytest.Monk
 def a_gpu_side() -> Any:
     side = GpuSide(a_session(MagicMock()), MagicMock())
     for pid in (7, 8):
-        target: Any = SimpleNamespace(pid=pid, start_ticks=1, on_gpu=True)
+        target: Any = SimpleNamespace(pid=pid, start_ticks=1, on_gpu=True, identity=Identity())
         side._add(_process(side, target))
     return side
 

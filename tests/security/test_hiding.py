@@ -134,12 +134,14 @@ def test_buffers_are_as_large_as_was_asked_for(tmp_path: Path) -> None:
     os.truncate(fd, shared.total_bytes(256, 1 << 28))
     memory = shared.Memory(fd)
     collector = Collector(os.getpid(), CuptiOptions(buffers=8, buffer_bytes=1 << 20))
+    collector._fd = fd
     for slots, buffer_bytes, fits in ((8, 1 << 20, True), (128, 1 << 18, True), (256, 1 << 18, True),
-                                      (257, 1 << 18, False), (256, 1 << 28, False), (256, 1 << 19, False)):  # fmt: skip
+                                      (257, 1 << 18, False), (256, 1 << 28, False), (256, 1 << 19, False),
+                                      (2, 1 << 21, True), (1, 1 << 22, False)):  # fmt: skip
         memory.store("slots", slots)
         memory.store("buffer_bytes", buffer_bytes)
         with contextlib.nullcontext() if fits else pytest.raises(Damaged):
-            collector.buffers.map(fd, memory, collector._most_bytes())
+            collector._map(memory)
     os.close(fd)
 
 

@@ -14,6 +14,7 @@ from argus.cupti.collector import Collector, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.live.job import Job, Member
 from argus.model import records
+from argus.model.losses import Owner
 from argus.semantics.gpu.achieved_flops import GpuFlops
 from argus.semantics.gpu.correlation import Correlator
 from argus.semantics.gpu.usage import GpuSteps, GpuUsage
@@ -24,6 +25,8 @@ from argus.tables import gpu as gpu_rows
 MOST_OPS = 2 << 20
 """Operations of all GPUs of a process that are kept for windows, and for steps, 36 MB a million: what a process says of
 its GPUs and of when something ran may be anything."""
+LINGER_S = 3.0
+"""How long after its end a process's last records, and the last steps of its job, are waited for."""
 RECENT_WINDOWS = 5
 """Seconds that the live view averages over."""
 
@@ -130,6 +133,20 @@ class GpuProcess:
     def may_have(self) -> bool:
         """Whether operations may have come, or may yet: a program without the helper has none."""
         return self.program is not None and (self.was_on or self.program.collector.armed)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is."""
+        return self.target.identity.owner
+
+    @property
+    def timed(self) -> bool:
+        """Whether its records are taken, or may be."""
+        return not self.over and self.program is not None and self.program.collector.armed
+
+    def has_last_steps(self, now: float) -> bool:
+        """Whether no step of it is expected any more, once it has ended."""
+        return (self.job is not None and self.job.finished) or now > self.ended_at + LINGER_S
 
     def drop_records(self) -> None:
         """Keeps of a process that is over only what is reported of it."""

@@ -23,8 +23,9 @@ from argus.live.coverage import Seen
 from argus.live.gpu.describe import GpuView, count_ranks, describe_reasons, failures, view_of
 from argus.live.gpu.duty_cycle import DutyCycle
 from argus.live.gpu.injection import Injector
-from argus.live.gpu.process import CuptiProgram, GpuProcess, key_of, mapped_now
+from argus.live.gpu.process import LINGER_S, CuptiProgram, GpuProcess, key_of, mapped_now
 from argus.live.gpu.rows import GpuRows
+from argus.live.gpu.turns import Turns
 from argus.live.job import Job, Member
 from argus.live.roster import YOUNG_S
 from argus.live.session import Session
@@ -40,8 +41,6 @@ AGAIN_S = 1.0
 """Before a process that runs another program now is read anew."""
 STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
-LINGER_S = 3.0
-"""How long after its end a process's last records, and the last steps of its job, are waited for."""
 SETTLE_S = 2.0
 """How long "not armed" may be only the first answer."""
 UNARMED_S = 0.5
@@ -104,6 +103,7 @@ class GpuSide(Side):
         """Of each candidate: when it was checked first, when it is again, and how much it had mapped."""
         self._stopping = False
         self._injector = Injector(session.note)
+        self._turns = Turns()
 
     # ---- who
 
@@ -258,10 +258,11 @@ class GpuSide(Side):
         return any(process.program is not None and not process.over for process in self._processes)
 
     def poll(self, now: float, slack_s: float = 0.0) -> None:
-        """Fetches what was recorded."""
+        """Fetches what was recorded, by owners whose turn it is."""
+        self._turns.fill({process.owner for process in self._processes if process.timed}, now)
         for process in self._processes:
             if not process.over and now >= process.due:
-                with self._guard(process):
+                with self._guard(process), self._turns.spending(process.owner):
                     self._fetch(process, now)
                     program = process.program
                     process.due = min(program.collector.due, now + UNARMED_S) if program is not None else 0.0
@@ -273,7 +274,7 @@ class GpuSide(Side):
             "GPU times",
             lambda: self._quarantine(process),
             process.job,
-            lambda _: process.target.identity.owner,
+            lambda _: process.owner,
         )
 
     def _quarantine(self, process: GpuProcess) -> None:
@@ -296,13 +297,14 @@ class GpuSide(Side):
             if self._mode == "inject" and not self._stopping and self._injector.poll(process, now):
                 process.program = CuptiProgram(process.target.pid, self._duty.options)
             return
-        process.program.poll(now)
         collector = process.program.collector
+        collector.takes = self._turns.may(process.owner)
+        process.program.poll(now)
         process.was_on |= collector.state is CollectorState.ON or collector.records > 0
         if collector.from_the_start:
             self._session.waited(process.target.pid)
         if process.ended_at and now > process.ended_at + LINGER_S and not collector.stopped:
-            collector.close()
+            collector.abandon()
 
     def work(self, now: float, *, final: bool = False) -> None:
         """Turns what was fetched into rows, with the calls that ``feed_calls`` brought."""
@@ -322,15 +324,9 @@ class GpuSide(Side):
         """
         for process in self._processes:
             if not process.over:
-                with self._guard(process):
+                with self._guard(process), self._turns.spending(process.owner):
                     self._work_on(process, cuda, now, now_ns, final=final)
         self._processes = [each for each in self._processes if not each.over or each.member is not None]
-
-    @staticmethod
-    def _has_last_steps(process: GpuProcess, now: float) -> bool:
-        """Whether no step of a process that has ended is expected any more."""
-        finished = process.job is not None and process.job.finished
-        return finished or now > process.ended_at + LINGER_S
 
     def _work_on(self, process: GpuProcess, cuda: NDArray[np.void], now: float, now_ns: int, *, final: bool) -> None:
         program = process.program
@@ -344,7 +340,7 @@ class GpuSide(Side):
             self._rows.write_fetched(process, program, in_order, now_ns)
             if gone or final:
                 self._rows.write_ready(process, program, program.correlator.flush())
-            if final or (gone and process.ended_at and self._has_last_steps(process, now)):
+            if final or (gone and process.ended_at and process.has_last_steps(now)):
                 self._end(process)
             elif gone and not process.ended_at and not self._stopping:
                 self._begin_again(process, now)
@@ -423,6 +419,9 @@ class GpuSide(Side):
         while not self.stopped and (now := time.monotonic()) < deadline:
             self.poll(now)
             time.sleep(0.01)
+        for process in self._processes:
+            if not process.over and process.program is not None:
+                process.program.collector.abandon()
 
     @property
     def stopped(self) -> bool:
@@ -511,7 +510,7 @@ class GpuSide(Side):
         for process in self._processes:
             if process.over or process.program is None:
                 continue
-            if process.job is job or (process.job is None and self._lost.may_be(job, process.target.identity.owner)):
+            if process.job is job or (process.job is None and self._lost.may_be(job, process.owner)):
                 own.update({n: value for n, (value, loss) in process.program.collector.counters().items() if loss})
         own["gpu_times_failed"] = failures(process for process in self._processes if process.job is job)
         return dict(own)
@@ -572,7 +571,7 @@ class GpuSide(Side):
 
 def _whom(process: GpuProcess) -> Whom:
     """Whom a loss of a process concerns."""
-    return Whom(process.job) if process.job is not None else Whom(None, process.target.identity.owner)
+    return Whom(process.job) if process.job is not None else Whom(None, process.owner)
 
 
 def _sum(counters: dict[str, tuple[int, bool]], program: CuptiProgram) -> dict[str, tuple[int, bool]]:

@@ -86,6 +86,7 @@ class _Process:
 @dataclass
 class _JobKernels:
     """A job's. ``outside``: sums up what is of no step; ``every``: of so many steps one is stored one by one;
+    ``communicated``: of ``counted``, those that communicate; ``floods``: whether these are too many to be stored all;
     ``quiet``: since when that could be more; ``left_at``: when the last of its processes had gone, 0: there is one;
     ``stirred_at``: when something happened last."""
 
@@ -94,6 +95,8 @@ class _JobKernels:
     outside: Compressor = field(default_factory=lambda: Compressor())
     every: int = 1
     counted: int = 0
+    communicated: int = 0
+    floods: bool = False
     since: float = 0.0
     quiet: float = 0.0
     left_at: float = 0.0
@@ -110,7 +113,7 @@ class KernelSide(Side):
     Args:
         session: The trace. Of its options: ``raw``, what is stored one by one ("auto": everything up to ``raw_rows_s``
             a second and job, beyond that some steps and what was flagged; "all"; "flagged": only that; what
-            communicates always is).
+            communicates is in any case, up to ``raw_rows_s``).
     """
 
     name = "kernels"
@@ -155,10 +158,11 @@ class KernelSide(Side):
         if not len(ops):
             return
         of_job.counted += len(ops)
+        of_job.communicated += int(np.count_nonzero(communication))
         process.first_ns = process.first_ns or int(ops["start_ns"].min())
         called = called_ns(ops)
         process.steps.feed(ops, called, process.groups.of(ops))
-        at_once = communication | (of_job.every == 1 and self._raw != "flagged")
+        at_once = communication & (not of_job.floods) | (of_job.every == 1 and self._raw != "flagged")
         self._store(process, ops[at_once])
         if self._raw != "all" and not at_once.all():
             process.recorder.feed(ops, called, at_once)
@@ -224,9 +228,12 @@ class KernelSide(Side):
         for key, of_job in list(self._jobs.items()):
             if now - of_job.since >= RATE_S:
                 if of_job.since:
-                    self._thin(of_job, of_job.counted / (now - of_job.since), now)
+                    over_s = now - of_job.since
+                    # No job's collectives are so many. What a kernel is called is up to the process.
+                    of_job.floods = self._raw != "all" and of_job.communicated / over_s > self._rows_s
+                    self._thin(of_job, of_job.counted / over_s, now)
                     self._cover(of_job, now)
-                of_job.counted, of_job.since = 0, now
+                of_job.counted, of_job.communicated, of_job.since = 0, 0, now
             over = bool(of_job.left_at) and now - of_job.left_at > LATE_NS / 1e9
             self._store_summaries(of_job, final=final or over)
             if over and not final:

@@ -86,7 +86,7 @@ def _collect(fd: int, mode: int) -> None:
         memory = watched._memory
         watched._check(memory)
         watched._set_on(memory)
-        watched._memory = watched.buffers.map(watched._fd, memory, watched._most_bytes())
+        watched._memory = watched._map(memory)
         for _ in range(2):
             batches += watched.poll(1.0)
         if mode & 2 and watched._memory is not None:

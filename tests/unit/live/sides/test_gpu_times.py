@@ -23,6 +23,7 @@ from argus.live.gpu import injection
 from argus.live.gpu import process as gpu_process
 from argus.live.gpu import rows as rows_of_gpus
 from argus.live.gpu.process import host_tids
+from argus.live.gpu.turns import OF_LOOP, SAVED_S, Turns
 from argus.live.job import Job, Member
 from argus.live.sides import gpu_times as gpu_module
 from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
@@ -155,7 +156,7 @@ class FakeCollector:
         self.pid, self.options = pid, options
         self.state, self.reason = CollectorState.ON, ""
         self.from_the_start = False
-        self.armed = True
+        self.armed = self.takes = True
         self.due = 0.0
         self.records = 0
         self.names = ["", *FakeCollector.kernels]
@@ -173,6 +174,8 @@ class FakeCollector:
         self.shares.append(share)
 
     def poll(self, now: float) -> list[Batch]:
+        if not self.takes:
+            return []
         batches, self.batches = self.batches, []
         return batches
 
@@ -184,6 +187,11 @@ class FakeCollector:
 
     def end(self, reason: str) -> None:
         self.state, self.reason, self.stopped = CollectorState.OFF, reason, True
+
+    def abandon(self) -> None:
+        if self.batches:
+            self.extra["cupti_buffers_unfinished"] = len(self.batches), True
+        self.close()
 
     def close(self) -> None:
         self.stopped = self.closed = True
@@ -482,7 +490,7 @@ def test_a_collector_that_never_notices_the_end_is_let_go(made: list[FakeCollect
     member.state = "exited"
     session.go()
     assert not made[0].stopped
-    session.go(gpu_module.LINGER_S + 0.1)
+    session.go(gpu_process.LINGER_S + 0.1)
     assert made[0].closed
     assert len(session.rows["gpu_usage"]) == 1
 
@@ -544,7 +552,7 @@ def test_operations_of_what_never_was_a_rank_are_counted_as_lost(made: list[Fake
     made[1].end("the process ended")
     session.candidates = []
     session.go()
-    session.go(gpu_module.LINGER_S + 0.1)
+    session.go(gpu_process.LINGER_S + 0.1)
     session.finish()
     assert session.side.counters()["gpu_ops_without_rank"] == (2, True)
 
@@ -843,3 +851,102 @@ def test_of_whom_gpu_times_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [Session().side.may_time(pid) for pid in (1, 2, 3)] == [True, False, False]
     assert [Session("inject").side.may_time(pid) for pid in (1, 2, 3)] == [True] * 3
     assert [Session("off").side.may_time(pid) for pid in (1, 2, 3)] == [False] * 3
+
+
+# ---- several owners
+
+
+def test_an_owner_s_records_wait_while_they_have_taken_their_part(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reading takes is a fiction here: 2 ms of the loop's time for each record."""
+    spent_s = 0.0
+    monkeypatch.setattr(gpu_module.time, "thread_time", lambda: spent_s)
+    session = Session()
+    for rank, uid in enumerate((1001, 1002)):
+        session.rank(rank, 77 + rank).target.identity = Identity(uid=uid)  # type: ignore[misc]
+    session.go()
+    polls = {each.pid: each.poll for each in made}
+
+    def costly(collector: FakeCollector) -> Any:
+        def poll(now: float) -> list[Batch]:
+            nonlocal spent_s
+            batches = polls[collector.pid](now)
+            spent_s += sum(0.002 * len(batch.gpu) for batch in batches)
+            return batches
+
+        return poll
+
+    for each in made:
+        monkeypatch.setattr(each, "poll", costly(each))
+    greedy_at, modest_at = (next(each for each in made if each.pid == pid) for pid in (77, 78))
+    for at in range(6):
+        greedy_at.give(ops(500, start_ns=1000 * S + at * S, end_ns=1000 * S + at * S + MS, name=1))
+        modest_at.give(ops(2, start_ns=1000 * S + at * S, end_ns=1000 * S + at * S + MS, name=1))
+        session.go()
+        assert not modest_at.batches, "never kept waiting"
+    assert len(greedy_at.batches) == 5, "the first took a second, of which half may be had"
+    session.go(1.5)
+    assert not greedy_at.batches
+    greedy_at.give(ops(1, start_ns=1010 * S, end_ns=1011 * S, name=1))
+    session.go()
+    assert len(greedy_at.batches) == 1
+    monkeypatch.setattr(greedy_at, "begin_stop", lambda: None)
+    monkeypatch.setattr(gpu_module, "STOP_S", 0.0)
+    session.side.begin_stop()
+    session.side.stop()
+    assert session.side.counters()["cupti_buffers_unfinished"] == (1, True), "what is left at the end is counted"
+    assert greedy_at.closed
+
+
+def test_who_is_alone_never_waits(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    spent_s = 0.0
+
+    def thread_time() -> float:
+        nonlocal spent_s
+        spent_s += 10
+        return spent_s
+
+    monkeypatch.setattr(gpu_module.time, "thread_time", thread_time)
+    session = Session()
+    session.rank(0, 77)
+    session.rank(1, 78)
+    for at in range(4):
+        session.go()
+        for each in made:
+            each.give(ops(2, start_ns=1000 * S + at * S, end_ns=1000 * S + at * S + MS, name=1))
+    session.go()
+    assert [len(each.batches) for each in made] == [0, 0]
+
+
+def test_time_is_shared_by_owners() -> None:
+    turns = Turns()
+    a, b, c = (1001, ""), (1002, ""), (1003, "")
+    turns.fill({a, b, c}, 10.0)
+    assert all(map(turns.may, (a, b, c)))
+    for owner in (a, b):
+        turns.spend(owner, SAVED_S + 1.0)
+    turns.fill({a, b, c}, 11.0)
+    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.75, -0.75, SAVED_S]), "c needs nothing"
+    assert [turns.may(owner) for owner in (a, b, c)] == [False, False, True]
+    turns.spend(c, 2.0)
+    turns.fill({a, b, c}, 12.5)
+    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.5, -0.5, SAVED_S - 1.75])
+    turns.fill({a}, 12.6)
+    assert turns.may(a), "alone"
+    turns.fill({a, b}, 12.7)
+    assert turns.may(b)
+    assert not turns.may(a), "it had not become better"
+
+
+def test_a_user_s_many_containers_have_the_time_of_eight() -> None:
+    turns = Turns()
+    many, other = {(1001, str(number)) for number in range(32)}, (1002, "")
+    owners = {*many, other}
+    turns.fill(owners, 10.0)
+    for owner in owners:
+        turns.spend(owner, SAVED_S + 1.0)
+    turns.fill(owners, 10.9)
+    gained = {owner: turns._left_s[owner] + 1.0 for owner in owners}
+    assert gained[other] == pytest.approx(OF_LOOP * 0.9 / 9)
+    assert sum(gained[owner] for owner in many) == pytest.approx(8 * gained[other])

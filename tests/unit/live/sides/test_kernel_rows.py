@@ -275,6 +275,20 @@ def test_of_a_large_job_some_steps_are_and_what_communicates(monkeypatch: pytest
     assert trace.side.counters()["gpu_ops_thinned"] == (30 * 18 * 2, False)
 
 
+@pytest.mark.parametrize("raw", ["auto", "flagged"])
+def test_what_is_called_communication_does_not_fill_the_store(monkeypatch: pytest.MonkeyPatch, raw: str) -> None:
+    """A process names its kernels as it likes. Here 400 a second communicate, of 300 rows a second."""
+    monkeypatch.setattr(kernels_module, "RATE_S", 1.0)
+    trace = Trace(raw, rows_s=300.0)
+    trace.go(102)
+    trace.rows.tables.clear()
+    trace.go(32)
+    in_steps = 2 * 2 * 2 if raw == "auto" else 0  # one in 16, by their number
+    assert sum(row["name"].startswith("nccl") for row in trace.rows["kernel_events"]) == in_steps
+    trace.finish()
+    assert trace.side.counters()["gpu_ops_thinned"][0] >= 30 * 2 * 2
+
+
 def test_flagged_only_stores_what_is_flagged_behind_and_ahead() -> None:
     trace = Trace("flagged")
     trace.go(10)
