@@ -15,7 +15,7 @@ from argus.live.bulkhead import Bulkheads
 from argus.live.clock import mono_offset_ns
 from argus.live.notes import Notes
 from argus.live.options import Options
-from argus.model.losses import Losses, Whom
+from argus.model.losses import Losses, Owner, Whom
 from argus.model.units import duration
 from argus.store.writer import Writer
 from argus.system import host as hosts
@@ -212,6 +212,20 @@ class Session:
     def origin(self, job: Job) -> Origin:
         """What rows of a job say besides the records that they are made of."""
         return Origin(job.name, job.run, self.host, self.mono_offset_ns)
+
+    def owner_of(self, job: str, run: int) -> Owner | None:
+        """As ``JobOwners.owner_of``."""
+        found = self._job(job, run)
+        return None if found is None else found.owner
+
+    def count_refused(self, job: str, run: int, rows: int) -> None:
+        """As ``JobOwners.count_refused``."""
+        found = self._job(job, run)
+        assert found is not None
+        self.losses.count("rows_over_share", Whom(found), number=rows)
+
+    def _job(self, name: str, run: int) -> Job | None:
+        return next((job for job in self.jobs if job.run == run and job.name == name), None)
 
     def next_version(self) -> int:
         """Of a row that replaces an older one: greater each time."""

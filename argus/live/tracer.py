@@ -89,6 +89,7 @@ class Tracer:
         source, paths = f"trace/{host_name(options)}", "paths" not in options.redact
         writer = Writer(store, source=source, place=spill.place(store.target), paths=paths)
         session = self.session = Session(options, writer)
+        writer.owners = session
         self.bulkheads = session.bulkheads
         self._store = store
         self._names = KernelNames()
@@ -117,13 +118,11 @@ class Tracer:
         self._watchdog = Watchdog(lambda: self.bulkheads.doing, lambda line: self.on_stall(line), self._relieve)
         self._roster: Roster
         """From ``start`` on."""
-        self._reads = False
         self._last_rows = LastRows(session)
-        self._polled = 0.0
+        self._reads, self._polled = False, 0.0
         self._work_due = self._look_due = self._coverage_due = self._quick_look_due = self._trim_due = 0.0
         self._clock_due = time.monotonic() + CLOCK_S
-        self._coverage_s = FIRST_COVERAGE_S
-        self._reported_notes = 0
+        self._coverage_s, self._reported_notes = FIRST_COVERAGE_S, 0
 
     @property
     def host(self) -> str:
@@ -556,6 +555,7 @@ class Tracer:
         counters |= self._watchdog.counters()
         counters["reader_restarts"] = (reader.shared.counters["reader_restarts"], False)
         counters["clock_jumps"] = (self.session.clock_jumps, False)
+        counters["rows_over_share"] = (self.session.losses.totals["rows_over_share"], True)
         counters["names_given_up"] = (demangler.shared.given_up, False)
         counters["names_shortened"] = (demangler.shared.shortened, False)
         counters |= {name: (value, True) for name, value in self._last_rows.dropped.items()}

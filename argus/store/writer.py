@@ -21,10 +21,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.losses import Owner
+from argus.model.shares import Shares
 from argus.model.units import elapsed
 from argus.store import spill, spool
 from argus.store.arrow import Values, joined, to_arrow, without_folders
@@ -56,6 +59,8 @@ REFERS = {
 """Tables whose rows say nothing without those of others, which are sent before them: a kill must not come between."""
 PATHS_IN = ("ranks", "stacks", "features")
 """Tables whose texts hold paths of the traced processes."""
+NEVER_REFUSED = ("jobs", "ranks", "coverage", "features", "signal_coverage")
+"""Tables without which rows of others say little: few rows, and of what Argus itself did."""
 FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
 """The tables whose rows go first, in this order: by far the most, and the least of a loss each."""
 
@@ -81,6 +86,16 @@ class _Batch:
     """The same as Unix time."""
     file: Path | None = None
     file_bytes: int = 0
+    of: Counter[Owner] = field(default_factory=Counter)
+    """Whose its bytes are."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that are not in a batch yet. ``owner``: whose they are; None: nobody's."""
+
+    rows: pa.Table
+    owner: Owner | None
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,16 @@ class Report:
     """Why, in the store's last words; empty: nothing went wrong."""
     on_disk: dict[str, int] = field(default_factory=dict)
     """Rows that wait on disk for the store, and for whoever writes to it next."""
+
+
+class JobOwners(Protocol):
+    """Knows whose jobs are, by their names and runs."""
+
+    def owner_of(self, job: str, run: int) -> Owner | None:
+        """None: not known."""
+
+    def count_refused(self, job: str, run: int, rows: int) -> None:
+        """So many rows of a job were not taken."""
 
 
 # Over 500 lines: the thread that sends and the callers share its lock and buffers.
@@ -115,6 +140,9 @@ class Writer:
         flush_s: So is one whose oldest row has waited so long.
         place: Where batches go while the store is away (``spill.place``); None: they wait in memory.
         paths: Whether paths are stored whole; else rows of ``PATHS_IN`` have their last components only.
+
+    Attributes:
+        owners: Whose a job is. An owner that holds more of the room for rows than is free gets no more of it.
     """
 
     def __init__(
@@ -137,7 +165,12 @@ class Writer:
         # Of this writer alone: a second tracing session of the same source must not repeat the first one's tokens.
         self._session = uuid.uuid4().hex
         self._sequence: Counter[str] = Counter()
-        self._pending: dict[str, list[pa.Table]] = {}
+        self.owners: JobOwners | None = None
+        self._shares = Shares()
+        self._on_disk = self._others_on_disk = 0
+        """Bytes of the spill, as of a moment ago: of this writer, and of others."""
+        self._on_disk_due = 0.0
+        self._pending: dict[str, list[_Part]] = {}
         self._pending_since: dict[str, float] = {}
         self._outbox: deque[_Batch] = deque()
         self._sending: _Batch | None = None
@@ -208,7 +241,8 @@ class Writer:
                 list of lists, an Arrow list array, or a two-dimensional numpy array.
 
         Returns:
-            The number of rows taken: none of rows that are more than half of what may wait in memory.
+            The number of rows taken: none of rows that are more than half of what may wait in memory, or whose owner
+            holds more than is free.
 
         Raises:
             ValueError: No such table, a column is missing, unknown, of another length, or does not fit its type.
@@ -224,7 +258,17 @@ class Writer:
                 # Room for it would cost the rows of everybody else: it is what a hostile name, or a defect, makes.
                 self._tally["rows_too_large"] += count
                 return 0
-            self._pending.setdefault(table, []).append(converted)
+            if self.owners is None or table in NEVER_REFUSED:
+                owner = None
+            else:
+                job, run = converted.column("job")[0].as_py(), converted.column("run")[0].as_py()
+                owner = self.owners.owner_of(job, run)
+                if owner is not None and not self._shares.fits(owner, self._used()):
+                    self.owners.count_refused(job, run, count)
+                    return 0
+            if owner is not None:
+                self._shares.add(owner, converted.nbytes)
+            self._pending.setdefault(table, []).append(_Part(converted, owner))
             self._pending_since.setdefault(table, time.monotonic())
             self._bytes += converted.nbytes
             self._shed()
@@ -241,7 +285,7 @@ class Writer:
             for table in list(self._pending):
                 if table not in self._pending:
                     continue  # what refers to it was due
-                rows = sum(part.num_rows for part in self._pending[table])
+                rows = sum(part.rows.num_rows for part in self._pending[table])
                 if rows >= self.flush_rows or now - self._pending_since[table] >= self.flush_s:
                     self._seal(table)
             if self._worker is not None:
@@ -317,8 +361,8 @@ class Writer:
             on_disk: Counter[str] = Counter()
             while self._outbox:
                 if self._outbox[0].file is not None:
-                    batch = self._outbox.popleft()
-                    self._bytes -= batch.nbytes
+                    batch = self._outbox[0]
+                    self._remove(batch)
                     on_disk[batch.table] += batch.count
                 else:
                     self._drop(self._outbox[0])
@@ -373,16 +417,20 @@ class Writer:
                 self._seal(other)
         parts = self._pending.pop(table)
         self._pending_since.pop(table)
-        alike: dict[tuple[str, ...], list[pa.Table]] = {}
+        alike: dict[tuple[str, ...], list[_Part]] = {}
         for part in parts:
-            alike.setdefault(tuple(part.column_names), []).append(part)
+            alike.setdefault(tuple(part.rows.column_names), []).append(part)
         for group in alike.values():
-            rows = joined(group)
-            self._bytes += rows.nbytes - sum(part.nbytes for part in group)
+            rows = joined([part.rows for part in group])
+            self._bytes += rows.nbytes - sum(part.rows.nbytes for part in group)
             sequence = self._sequence[table]
             self._sequence[table] += 1
             token = f"{self.source}/{self._session}/{table}/{sequence}"
-            self._outbox.append(_Batch(table, token, rows, rows.num_rows, rows.nbytes))
+            batch = _Batch(table, token, rows, rows.num_rows, rows.nbytes)
+            for part in group:
+                if part.owner is not None:
+                    batch.of[part.owner] += part.rows.nbytes
+            self._outbox.append(batch)
 
     def _shed(self) -> None:
         """Drops the oldest rows until the rest fits."""
@@ -405,14 +453,31 @@ class Writer:
 
     def _drop_pending(self, table: str) -> None:
         part = self._pending[table].pop(0)
-        self.rows_dropped[table] += part.num_rows
-        self._bytes -= part.nbytes
+        self.rows_dropped[table] += part.rows.num_rows
+        self._bytes -= part.rows.nbytes
+        if part.owner is not None:
+            self._shares.remove({part.owner: part.rows.nbytes})
         if not self._pending[table]:
             del self._pending[table], self._pending_since[table]
 
-    def _drop(self, batch: _Batch) -> None:
+    def _remove(self, batch: _Batch) -> None:
+        """A batch waits no more."""
         self._outbox.remove(batch)
         self._bytes -= batch.nbytes
+        self._shares.remove(batch.of)
+
+    def _used(self) -> float:
+        """Part of the room for rows that is taken, in memory or on disk, whichever is more."""
+        in_memory = self._bytes / self.max_bytes
+        if self.place is None:
+            return in_memory
+        now = time.monotonic()
+        if now >= self._on_disk_due:
+            self._on_disk, self._on_disk_due = sum(batch.file_bytes for batch in self._outbox), now + 1.0
+        return max(in_memory, (self._on_disk + self._others_on_disk) / self.place.max_bytes)
+
+    def _drop(self, batch: _Batch) -> None:
+        self._remove(batch)
         self.rows_dropped[batch.table] += batch.count
         _unlink(batch.file)
 
@@ -464,8 +529,7 @@ class Writer:
                     if batch not in self._outbox:
                         return  # given up meanwhile by close(), and counted as dropped or left on disk
                     if failure is None:
-                        self._outbox.popleft()
-                        self._bytes -= batch.nbytes
+                        self._remove(batch)
                         if not self.rows_written[batch.table]:
                             debug.note(f"stored: first rows of {batch.table}")
                         self.rows_written[batch.table] += batch.count
@@ -476,8 +540,7 @@ class Writer:
                         if transient(failure):
                             batch.tries += 1
                         elif batch.file is not None:
-                            self._outbox.popleft()
-                            self._bytes -= batch.nbytes
+                            self._remove(batch)
                             self.rows_dropped[batch.table] += batch.count
                             self._set_aside(self._folder, batch.file, failure)
                         else:
@@ -623,7 +686,7 @@ class Writer:
         """
         assert self.place is not None
         assert self._others is not None
-        others = self._others.bytes(self._folder.path if self._folder else None)
+        others = self._others_on_disk = self._others.bytes(self._folder.path if self._folder else None)
         while True:
             with self._changed:
                 spilled = [each for each in self._outbox if each.file is not None and each is not self._sending]

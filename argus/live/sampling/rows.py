@@ -102,8 +102,7 @@ class StackRows:
     def _write_stacks(self, job: Job, ids: NDArray[np.uint64]) -> None:
         """Those that the job's dictionary lacks."""
         fresh = self._dictionary.unwritten(job, ids)
-        if fresh:
-            self._session.writer.append("stacks", stack_rows.to_stacks(fresh, self._session.origin(job)))
+        if fresh and self._session.writer.append("stacks", stack_rows.to_stacks(fresh, self._session.origin(job))):
             self._dictionary.note_written(job, fresh)
 
     def _write_pauses(self, job: Job, pauses: NDArray[np.void]) -> None:

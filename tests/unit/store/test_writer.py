@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.store import replay, spool
+from argus.model.losses import Owner
+from argus.store import replay, spill, spool
 from argus.store import writer as writer_module
 from argus.store.arrow import to_arrow
 from argus.store.open import Store, open_store
@@ -450,3 +451,43 @@ def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
     assert report.dropped["iterations"] % 1000 == 100
     assert "cannot reach the store 127.0.0.1:1" in report.last_error
     assert writer.bytes_waiting == 0
+
+
+class Owners:
+    """Jobs "mine" and "j": of two users."""
+
+    refused = 0
+
+    def owner_of(self, job: str, run: int) -> Owner | None:
+        return {"j": (1001, ""), "mine": (1002, "")}.get(job)
+
+    def count_refused(self, job: str, run: int, rows: int) -> None:
+        assert (job, run) == ("j", 1)
+        self.refused += rows
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_owner_s_rows_do_not_fill_the_room_of_others(tmp_path: Path, clock: Clock, on_disk: bool) -> None:
+    size = to_arrow("launches", launches(1000)).nbytes
+    room = size * 20
+    place = spill.Place(tmp_path / "spill", room) if on_disk else None
+    writer = Writer(open_store("clickhouse://127.0.0.1:1/argus"), source="test", max_bytes=room, place=place)
+    writer.owners = owners = Owners()
+    mine = {**launches(1000), "job": "mine"}
+    assert writer.append("launches", mine) == 1000
+    for k in range(200):
+        writer.append("launches", launches(1000, k * 1000))
+        if on_disk:
+            writer.flush(timeout_s=0)
+            clock.now += 1.1
+    assert owners.refused > 100_000
+    for _ in range(4):
+        assert writer.append("launches", mine) == 1000, "there is room for others"
+    assert writer.append("jobs", {name: [example(name, column.type)[0]]
+                                  for name, column in table_columns()["jobs"].items()}) == 1  # fmt: skip
+    assert writer.rows_dropped == {}, "nothing had to go for it"
+    report = writer.close(timeout_s=0)
+    assert (report.on_disk if on_disk else report.dropped) == {
+        "launches": 205_000 - owners.refused, "jobs": 1,
+    }  # fmt: skip
+    assert not writer._shares._held
