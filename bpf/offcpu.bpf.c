@@ -107,8 +107,7 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 			count(ARGUS_SC_OFF_CPU_GUESSED);
 		come_back(thread, tid, now - (ran < longest ? ran : longest), now);
 	}
-	struct argus_board *b = the_board();
-	if (!b || b->resting)
+	if (is_resting(target->owner))
 		return 0;
 	thread->ran_ns = ran_ns;
 	struct entry entry = {};
@@ -176,6 +175,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	if (!b || b->ended)
 		return 0;
 	u64 now = bpf_ktime_get_ns();
+	u32 owner = target ? target->owner : thread ? thread->owner : 0;
 	if (thread && thread->off_ns)
 		come_back(thread, tid, now, now);
 	if (target && go_off(ctx, target, id, now)) {
@@ -185,6 +185,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 			switch_programs.call(ctx, WALK);
 		switch_programs.call(ctx, FINISH);
 	}
+	spent_at_switch(owner, now);
 	return 0;
 }
 
@@ -212,6 +213,7 @@ int finish_switched(struct bpf_raw_tracepoint_args *ctx)
 		switch_programs.call(ctx, SEND);
 		count(ARGUS_SC_STACKS_DROPPED); /* one comes back only if it failed */
 	}
+	spent_at_switch(s->owner, s->now);
 	return 0;
 }
 
@@ -221,6 +223,10 @@ int send_switched(struct bpf_raw_tracepoint_args *ctx)
 		switch_programs.call(ctx, SEND);
 		count(ARGUS_SC_STACKS_DROPPED);
 	}
+	int zero = 0;
+	struct scratch *s = scratches.lookup(&zero);
+	if (s)
+		spent_at_switch(s->owner, s->now);
 	return 0;
 }
 

@@ -199,6 +199,7 @@ INLINE void begin_stack(struct scratch *s, struct target *target, struct thread 
 	s->walked = 0;
 	s->walking = 0;
 	s->space = target->space;
+	s->owner = target->owner;
 	s->hash = mix(s->space + 1);
 	*(volatile u32 *)&s->result = WALK_NO_PYTHON;
 	struct argus_python *py = pythons.lookup(&tgid);

@@ -61,6 +61,7 @@ int finish_sampled(struct pt_regs *ctx)
 		sample_programs.call(ctx, SEND);
 		count(ARGUS_SC_STACKS_DROPPED);
 	}
+	spent_at_sample(s->owner, s->now);
 	return 0;
 }
 
@@ -70,5 +71,9 @@ int send_sampled(struct pt_regs *ctx)
 		sample_programs.call(ctx, SEND);
 		count(ARGUS_SC_STACKS_DROPPED);
 	}
+	int zero = 0;
+	struct scratch *s = scratches.lookup(&zero);
+	if (s)
+		spent_at_sample(s->owner, s->now);
 	return 0;
 }

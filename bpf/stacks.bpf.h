@@ -148,6 +148,8 @@ struct scratch {
 	u32 walking;
 	u32 sent_frames;   /* whose contents have been looked at */
 	u64 space;         /* of what is known by address: another for each process and program */
+	u32 owner;         /* of the process */
+	u32 unused;
 	struct argus_code record;
 	u8 table[ARGUS_CODE_TABLE]; /* behind it: they are sent together */
 };
@@ -175,6 +177,15 @@ BPF_HASH(threads, u32, struct thread, ARGUS_THREADS);
 /* How many of these each owner has; 0: all have together. User space counts them again when it forgets a process. */
 BPF_ARRAY(owner_threads, u32, ARGUS_THREAD_OWNERS);
 BPF_ARRAY(thread_owners, u32, 1); /* how many there are */
+/* Time that the threads of each owner had these programs run for: at samples, and at switches. Of owner 0 it is that of all
+ * whose owner is not known. */
+struct owner_time {
+	u64 sampled_ns;
+	u64 switched_ns;
+};
+BPF_ARRAY(owner_times, struct owner_time, ARGUS_THREAD_OWNERS);
+/* Owners whose threads are not followed off the CPU; user space sets it. */
+BPF_ARRAY(owners_resting, u32, ARGUS_THREAD_OWNERS);
 /* Thread -> address of its thread state, as user space found it. Verified at every use. */
 BPF_HASH(thread_states, u32, u64, ARGUS_THREADS);
 BPF_TABLE("lru_hash", u64, u8, codes_seen, ARGUS_CODES);
@@ -316,6 +327,26 @@ INLINE u64 period_ns(void)
 {
 	struct argus_board *b = the_board();
 	return b ? b->period_ns : 0;
+}
+
+INLINE void spent_at_switch(u32 owner, u64 since)
+{
+	struct owner_time *time = owner_times.lookup(&owner);
+	if (time)
+		__sync_fetch_and_add(&time->switched_ns, bpf_ktime_get_ns() - since);
+}
+
+INLINE void spent_at_sample(u32 owner, u64 since)
+{
+	struct owner_time *time = owner_times.lookup(&owner);
+	if (time)
+		__sync_fetch_and_add(&time->sampled_ns, bpf_ktime_get_ns() - since);
+}
+
+INLINE int is_resting(u32 owner)
+{
+	u32 *resting = owners_resting.lookup(&owner);
+	return resting && *resting;
 }
 
 INLINE void count_thread(u32 owner, int change)

@@ -161,7 +161,6 @@ struct argus_pause {
 /* What both sides look at often: map "board", one entry, which user space maps into its memory. */
 struct argus_board {
 	u64 ended;                /* 1 once all is to end; user space sets it */
-	u64 resting;              /* 1 while threads are not followed off the CPU; user space sets it */
 	u64 period_ns;            /* time between two samples on a CPU: what one stands for; user space sets it */
 	u64 clones;               /* processes and threads that traced processes have made */
 	u64 execs;                /* programs that they have executed */

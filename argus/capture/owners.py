@@ -110,6 +110,9 @@ class ThreadOwners:
         self._module = module
         self._of: dict[int, Owner] = {}
         self._numbers: dict[Owner, int] = {}
+        self._before: dict[int, NDArray[np.uint64]] = {}
+        """By number: the times that those who had it before have spent."""
+        self._resting: set[Owner] = set()
 
     def add(self, pid: int, owner: Owner) -> int:
         """The number of a process's owner; 0: it is not known, or there are too many."""
@@ -119,9 +122,31 @@ class ThreadOwners:
             if not (number := _free_number(self._numbers.values())):
                 return 0
             self._numbers[owner] = number
+            self._before[number] = self._times(number)
+            self._module["owners_resting"].set(number, int(owner in self._resting))
         self._of[pid] = owner
         self._publish()
         return self._numbers[owner]
+
+    def rest(self, owner: Owner, *, on: bool) -> None:
+        """Whether an owner's threads are not followed off the CPU: those that are off it now are reported when they
+        come back."""
+        (self._resting.add if on else self._resting.discard)(owner)
+        number = 0 if owner == UNKNOWN else self._numbers.get(owner)
+        if number is not None:
+            self._module["owners_resting"].set(number, int(on))
+
+    def times(self) -> dict[Owner, tuple[int, int]]:
+        """Time that each owner's threads had the programs run for, at samples and at switches, ns."""
+        numbers = {UNKNOWN: 0, **self._numbers}
+        return {owner: self._since_before(number) for owner, number in numbers.items()}
+
+    def _since_before(self, number: int) -> tuple[int, int]:
+        sampled, switched = (self._times(number) - self._before.get(number, np.uint64(0))).tolist()
+        return sampled, switched
+
+    def _times(self, number: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self._module["owner_times"].get(number) or bytes(16), np.uint64)
 
     def remove(self, pid: int, left: NDArray[np.uint32]) -> None:
         """A process is not looked at any more.

@@ -691,10 +691,14 @@ class StackProbes:
             out[ours] = rows[kernel_name]
         return out
 
-    def follow_waits(self, on: bool) -> None:
-        """Whether threads are followed off the CPU from now on, if they are at all: those that are off it now are
-        reported when they come back."""
-        self._board["resting"] = not on
+    def follow_waits(self, owner: Owner, on: bool) -> None:
+        """Whether an owner's threads are followed off the CPU from now on, if they are at all: those that are off it
+        now are reported when they come back."""
+        self._owners.rest(owner, on=not on)
+
+    def owner_times(self) -> dict[Owner, tuple[int, int]]:
+        """Time that each owner's threads had its programs run for, at samples and at switches, ns."""
+        return self._owners.times()
 
     def execs(self) -> int:
         """How often a traced process has executed another program."""

@@ -13,8 +13,9 @@ A turn (``Tracer.poll``, 10 to 50 times a second while calls are probed, else on
 * ``work`` of every side, first to last, some four times a second: records become rows;
 * ``look`` of every side, twice a second, after the roster has seen which processes came and went.
 
-While it turns, ``argus.live.cost.budget`` asks the sides what they cost (``counters``, ``run_times``), and has the side
-with a rung's part carry it out: ``reduce``, and later ``restore``, among those that are ``reducible``.
+While it turns, ``argus.live.cost.budget`` asks the sides what they cost (``counters``, ``run_times``,
+``spent_by_owner``), and has the side with a rung's part carry it out: ``reduce``, and later ``restore``, among those
+that are ``reducible``; of an owner where the rung is ``OF_OWNERS``.
 ``forget`` is called for each job that is over for good.
 
 At the end (``Tracer.stop``): ``begin_stop`` of every side; then the probes go; ``stop``; a last ``work`` with
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from argus.live.cost.governor import Part, Rung
 from argus.live.coverage import Seen
+from argus.model.losses import UNKNOWN, Owner
 
 if TYPE_CHECKING:
     from argus.live.job import Job, Member
@@ -100,15 +102,26 @@ class Side(Protocol):
         """Of its BPF programs that are run by no call: run time in ns, and runs, since they were loaded, by name."""
         return {}
 
-    def reducible(self) -> Collection[Rung]:
-        """Rungs of its ladder that would make a difference now."""
+    def spent_by_owner(self) -> Mapping[Part, Mapping[Owner, int]]:
+        """What observing took of each owner's processes so far, of its parts that are no probes: to be compared with
+        one another, in any unit."""
+        return {}
+
+    def reducible(self, owner: Owner) -> Collection[Rung]:
+        """Rungs of its ladder that would make a difference to an owner's processes now."""
         return ()
 
-    def reduce(self, rung: Rung, now: float) -> None:
-        """Observes less: one rung of ``parts``. ``now``: ``time.monotonic()``."""
+    def reduce(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
+        """Observes less: one rung of ``parts``.
+
+        Args:
+            rung: Which.
+            now: ``time.monotonic()``.
+            owner: Of whose processes, where the rung is one of ``OF_OWNERS``; else it is of all.
+        """
         return
 
-    def restore(self, rung: Rung, now: float) -> None:
+    def restore(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         """Takes that back."""
         return
 

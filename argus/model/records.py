@@ -413,7 +413,6 @@ PAUSE = np.dtype(
 BOARD = np.dtype(
     [
         ("ended", "<u8"),
-        ("resting", "<u8"),
         ("period_ns", "<u8"),
         ("clones", "<u8"),
         ("execs", "<u8"),

@@ -9,8 +9,9 @@ import pytest
 
 from argus.capture.probes import Probes
 from argus.capture.process.targets import open_target
-from argus.capture.sampler import StackProbes
+from argus.capture.sampler import StackProbes, run_time_statistics
 from argus.model.event_kinds import is_launch
+from argus.model.losses import UNKNOWN
 from argus.model.records import Counter, StackCounter
 from tests.kernel.conftest import wait_for_cuda, wait_until
 
@@ -62,12 +63,12 @@ def test_waits_are_followed_only_while_they_are_to_be() -> None:
             return probes.counters()[StackCounter.OFF_CPU]
 
         wait_until(lambda: counted() > 20, what="waits")
-        probes.follow_waits(False)
+        probes.follow_waits(UNKNOWN, False)
         before = counted()
         time.sleep(1)
         assert counted() <= before + 1, "but for the one that it was in"
         begun = time.monotonic_ns()
-        probes.follow_waits(True)
+        probes.follow_waits(UNKNOWN, True)
         wait_until(lambda: counted() > before + 21, what="waits once more")
         rows = probes.drain(final=True).counts
         # None began while nobody looked.
@@ -77,3 +78,49 @@ def test_waits_are_followed_only_while_they_are_to_be() -> None:
         probes.close()
         process.kill()
         process.wait()
+
+
+def test_waits_of_one_owner_are_not_followed_and_those_of_another_are() -> None:
+    """And the time that the programs take is that of the owner whose threads run them."""
+    often, seldom = (1001, ""), (1002, "")
+    processes = [subprocess.Popen(["sh", "-c", f"while :; do sleep {pause}; done"]) for pause in (0.003, 0.1)]
+    probes = StackProbes(rate_hz=0, off_cpu_ns=1000)
+    try:
+        with run_time_statistics():
+            for process, owner in zip(processes, (often, seldom), strict=True):
+                probes.add_target(process.pid, owner)
+            waits, since_ns = dict.fromkeys((process.pid for process in processes), 0), 0
+
+            def waited(which: int) -> int:
+                counts = probes.drain().counts
+                counts = counts[counts["first_ns"] > since_ns]
+                for pid in waits:
+                    waits[pid] += int(counts["count"][counts["pid"] == pid].sum())
+                return waits[processes[which].pid]
+
+            def only_the_other_is_followed() -> None:
+                nonlocal since_ns
+                since_ns = time.monotonic_ns() + 10**8  # but for the one that it was in
+                waits.update(dict.fromkeys(waits, 0))
+                wait_until(lambda: waited(1) > 5, what="waits of the other")
+                assert waits[processes[0].pid] == 0
+
+            wait_until(lambda: waited(0) > 200 and waited(1) > 5, what="waits of both")
+            times = probes.owner_times()
+            assert times[often][1] > 3 * times[seldom][1] > 0
+            assert times[often][0] == times[seldom][0] == 0, "nothing is sampled"
+            together = sum(switched for _, switched in times.values())
+            assert together < 1.5 * probes.cpu_ns() + 10**6, "the kernel's own measure, of all that ran them"
+            probes.follow_waits(often, False)
+            only_the_other_is_followed()
+            probes.remove_target(processes[0].pid)
+            probes.add_target(processes[0].pid, often)
+            assert probes.owner_times()[often][1] < times[often][1], "times of an owner begin with its processes"
+            only_the_other_is_followed()
+            probes.follow_waits(often, True)
+            wait_until(lambda: waited(0) > 20, what="waits once more")
+    finally:
+        probes.close()
+        for process in processes:
+            process.kill()
+            process.wait()

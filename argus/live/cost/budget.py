@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from argus.capture.process.targets import queued_ns
 from argus.live.cost.governor import Change, Part, Rung
+from argus.live.cost.ladders import OF_OWNERS
 from argus.live.cost.neighbours import Neighbours, Spent
-from argus.live.cost.overhead import FIRST_LOOKS_S, Overhead, describe_change
+from argus.live.cost.overhead import FIRST_LOOKS_S, Overhead, describe_change, whose
+from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.side import Counters, Side
 from argus.live.sides.calls import CallSide
 from argus.live.sides.probing import SUBJECTS, ProbingSide
 from argus.live.signals import Signals
+from argus.model.losses import UNKNOWN, Owner
 
 MOST_SHARE = 0.9
 """Of the job's time: more is not believed to be lost while all is probed."""
@@ -55,6 +58,8 @@ class BudgetSide(Side):
         CPU."""
         self._reduced: Tally[str] = Tally()
         """How often something was given up, by the rungs' counters."""
+        self._reduced_of: dict[Owner, Tally[str]] = {}
+        """The same for one owner."""
         self._unreported: tuple[list[Change], int] | None = ([], 0)
         """Changes while the run had no number, and since when they hold; None: it has one."""
         self._files_probed = 0
@@ -108,23 +113,38 @@ class BudgetSide(Side):
             self._calls.drain()  # waits until now, as hits are counted until now
         values = {counter.name.lower(): value for counter, value in probes.counters().items()}
         samplers: dict[str, tuple[int, int]] = {}
+        spent: dict[Part, Mapping[Owner, int]] = {}
         for side in self._others:
             values |= {name: value for name, (value, _) in side.counters().items()}
             samplers |= side.run_times()
+            spent |= side.spent_by_owner()
         counted = {name: values.get(name, 0) for name in COUNTED}
         counted["cupti_api"] = self._session.options.cupti_options.api
         counted["waited_ns"] = self._calls.waited_ns
-        pids = [member.target.pid for member in self._session.live() if not member.ignored]
+        owners = {
+            member.target.pid: job.owner
+            for job, member in self._session.roster.by_pid.values()
+            if not member.ignored and member.state == "traced"
+        }
+        live = {member.target.pid for member in self._session.live()}
+        owners = {pid: owner for pid, owner in owners.items() if pid in live}
         programs = probes.run_times()
         prices, hits = probes.call_prices(), probes.hits()
         now = time.monotonic()  # reading rings may have taken longer than the time that is measured
         self.overhead.count_hits(hits, prices)
-        reducible = None if final else {rung for side in self._others for rung in side.reducible()}
-        change = self.overhead.look(now, pids, programs, samplers, counted, reducible)
-        if change is not None:
-            now_ns = time.monotonic_ns()
-            self._carry_out(change, now)
-            self._report(change)
+        able = None
+        if not final:
+            able = {
+                owner: {rung for side in self._others for rung in side.reducible(owner)} for owner in {*owners.values()}
+            }
+        if len({*owners.values()}) > 1:
+            spent |= self._hits_by_owner(owners)
+        changes_of_ladders = self.overhead.look(now, owners, programs, samplers, counted, able, spent)
+        now_ns = time.monotonic_ns()
+        for own in changes_of_ladders:
+            self._carry_out(own.change, now, own.owner)
+            self._report(own.change, own.owner)
+        if changes_of_ladders:
             self._signals.store(now_ns)
         if final:
             return
@@ -150,6 +170,13 @@ class BudgetSide(Side):
             self._apply_plan(changes, now)
         probing.weigh(self.overhead.pulse)
 
+    def _hits_by_owner(self, owners: Mapping[int, Owner]) -> dict[Part, Mapping[Owner, int]]:
+        """Hits of probes, which are what they cost an owner beside others."""
+        hits: Tally[Owner] = Tally()
+        for pid, owner in owners.items():
+            hits[owner] += self._session.probes.spent(pid)[0]
+        return {Part.CALLS: hits, Part.MARKS: hits}
+
     def _step_s(self) -> float:
         """How long a step takes, of the job with the longest; 0: not known."""
         longest = 0.0
@@ -174,21 +201,31 @@ class BudgetSide(Side):
         if changes:
             self._signals.store(since_ns)
 
-    def _carry_out(self, change: Change, now: float) -> None:
-        """Has the side whose part it is observe less, or more again."""
+    def _carry_out(self, change: Change, now: float, owner: Owner | None = None) -> None:
+        """Has the side whose part it is observe less, or more again: of one owner, or of all."""
         rung, side = change.rung, self._by_part[change.rung.part]
         if change.down:
-            side.reduce(rung, now)
+            side.reduce(rung, now, owner or UNKNOWN)
             self._reduced[rung.counter] += 1
+            if owner is not None and rung.counter:
+                self._reduced_of.setdefault(owner, Tally())[rung.counter] += 1
         else:
-            side.restore(rung, now)
+            side.restore(rung, now, owner or UNKNOWN)
 
-    def _report(self, change: Change) -> None:
+    @property
+    def _several(self) -> bool:
+        """Whether jobs of several owners are traced."""
+        return len({job.owner for job in self._session.jobs}) > 1
+
+    def _report(self, change: Change, owner: Owner | None = None) -> None:
         """Says what has changed, and stores it as a feature's state."""
-        text = describe_change(change, self._session.options.max_overhead)
+        of = whose(owner) if owner is not None and self._several else ""
+        text = describe_change(change, self._session.options.max_overhead, of)
         self._session.note(text)
         state = change.rung.feature, "off" if change.down else "on", text
         for job in self._session.jobs:
+            if owner is not None and job.owner != owner:
+                continue
             if ranks := [member.rank for member in job.ranks() if member.state == "traced"]:
                 self._session.write_features(job, ranks, [state])
 
@@ -240,6 +277,16 @@ class BudgetSide(Side):
         given_up: Counters = {rung.counter: (self._reduced[rung.counter], True) for rung in Rung if rung.counter}
         return self.overhead.counters() | given_up
 
+    def own_losses(self, job: Job) -> dict[str, int]:
+        """What was given up for a job's owner alone."""
+        reduced = self._reduced_of.get(job.owner, Tally())
+        return {rung.counter: reduced[rung.counter] for rung in OF_OWNERS if rung.counter}
+
+    def forget(self, job: Job) -> None:
+        """Drops what is counted of an owner without jobs."""
+        owners = {each.owner for each in self._session.jobs}
+        self._reduced_of = {owner: tally for owner, tally in self._reduced_of.items() if owner in owners}
+
     def summary(self) -> list[str]:
         """The overhead, and what was observed only in part to limit it, in lines for people."""
         members = [member for job in self._session.jobs for member in job.members.values()]
@@ -251,4 +298,4 @@ class BudgetSide(Side):
             self._session.end_ns or time.monotonic_ns(),
             self._session.started_ns,
         )
-        return [*self.overhead.summary(), *seen]
+        return [*self.overhead.summary(several=self._several), *seen]

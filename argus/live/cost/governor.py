@@ -11,12 +11,12 @@ that wait for a GPU, what probes take counts
 
 Time asleep hides nothing: a thread that sleeps between its calls pays for each of them.
 
-There are two kinds of steps down. Stacks and GPU times have a ladder each (``LADDERS``), one rung at a time. Probes
-have a plan (``plan``): what each subject costs is known by its hits and prices, so that the rungs that are needed are
-taken at once, the most expendable first. Nothing that marks steps is ever taken away altogether: what a rung names is
-seen in **windows**, for which its probes are put on and taken away again, so that cost times duty is within the budget.
-(A switch in the programs would save little: the trap is the price.) What marks only phases is seen in **samples**: of a
-few steps now and then, in windows of their own.
+There are two kinds of steps down. Stacks, waits and GPU times have a ladder each (``LADDERS``), one rung at a time.
+Probes have a plan (``plan``): what each subject costs is known by its hits and prices, so that the rungs that are
+needed are taken at once, the most expendable first. Nothing that marks steps is ever taken away altogether: what a rung
+names is seen in **windows**, for which its probes are put on and taken away again, so that cost times duty is within
+the budget. (A switch in the programs would save little: the trap is the price.) What marks only phases is seen in
+**samples**: of a few steps now and then, in windows of their own.
 
 ``Governor`` is a pure function of such measurements over time. ``argus.live.cost.overhead`` measures;
 ``argus.live.cost.budget`` has the sides carry out what is decided.
@@ -54,6 +54,7 @@ class Part(str, enum.Enum):
     CALLS = "calls"
     MARKS = "marks"
     STACKS = "stacks"
+    OFF_CPU = "off_cpu"
     GPU = "gpu"
 
     __str__ = str.__str__
@@ -94,7 +95,7 @@ class Rung(enum.Enum):
     )
     FOLLOW_WAITS = (
         "following waits",
-        Part.STACKS,
+        Part.OFF_CPU,
         "time off the CPU is not followed",
         "time off the CPU is followed again",
         "waits_not_followed",
@@ -240,7 +241,7 @@ class Rung(enum.Enum):
 
 
 LADDERS: dict[Part, tuple[Rung, ...]] = {
-    part: tuple(rung for rung in Rung if rung.part is part) for part in (Part.STACKS, Part.GPU)
+    part: tuple(rung for rung in Rung if rung.part is part) for part in (Part.STACKS, Part.OFF_CPU, Part.GPU)
 }
 """Steps of the parts that are no probes, in order. What is next is the next step of the part that costs most."""
 IN_WINDOWS = {"nvtx": Rung.NVTX_IN_WINDOWS}
@@ -473,13 +474,16 @@ class Governor:
         self._wait_s: dict[Rung, float] = {}
         self._returned: set[Rung] = set()
 
-    def next_change(self, shares: Mapping[Part, float], now: float, able: Collection[Rung]) -> Change | None:
+    def next_change(
+        self, shares: Mapping[Part, float], now: float, able: Collection[Rung], *, shared: Collection[Rung] = ()
+    ) -> Change | None:
         """Takes a window's costs. One step of the ladders at most comes of it.
 
         Args:
             shares: ``Reading.shares`` of the window.
             now: When it ended, seconds.
             able: Steps down that would make a difference now.
+            shared: Of these, steps that are not this governor's to take: it says that it would.
         """
         total = sum(shares.values())
         others = sum(share for part, share in shares.items() if part not in OF_PROBES)
@@ -488,7 +492,7 @@ class Governor:
             self._room_since = None
             self._above += 1
             enough = self._above >= PATIENCE or others > URGENT * self.budget
-            return self._down(shares, total, able) if enough else None
+            return self._down(shares, total, able, shared) if enough else None
         self._above = 0
         if not any(rung.how is None for rung in self.taken) or total > ROOM * self.budget:
             self._room_since = None
@@ -496,7 +500,9 @@ class Governor:
         self._room_since = now if self._room_since is None else self._room_since
         return self._up(shares, total, now - self._room_since)
 
-    def _down(self, shares: Mapping[Part, float], total: float, able: Collection[Rung]) -> Change | None:
+    def _down(
+        self, shares: Mapping[Part, float], total: float, able: Collection[Rung], shared: Collection[Rung]
+    ) -> Change | None:
         for part in sorted(LADDERS, key=lambda part: -shares.get(part, 0.0)):
             if not shares.get(part):
                 break
@@ -504,10 +510,15 @@ class Governor:
             rung = next(rungs, None)
             if rung is None:
                 continue
-            self._above = 0
-            self._take(rung)
+            if rung not in shared:
+                self._above = 0
+                self._take(rung)
             return Change(rung, True, total, shares[part])
         return None
+
+    def was_heard(self) -> None:
+        """A step that it does not take itself has been taken: what comes of it is waited for."""
+        self._above = 0
 
     def _take(self, rung: Rung) -> None:
         self.taken.append(rung)

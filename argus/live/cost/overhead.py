@@ -18,7 +18,9 @@ from argus.capture.attachment import Subject, subject_of
 from argus.capture.process.targets import cpu_ns, queued_ns
 from argus.capture.sampler import run_time_statistics
 from argus.live.cost.governor import OF_PROBES, Change, Governor, Part, Reading, Rung
+from argus.live.cost.ladders import Ladders, OwnChange, middle
 from argus.model import calls
+from argus.model.losses import Owner
 from argus.model.units import seconds
 
 WINDOW_S = 2.0
@@ -27,6 +29,8 @@ RUN_NS = 300
 """A program's run, where the kernel does not measure it."""
 INTERRUPT_NS = 9_000
 """A sampling interrupt, besides the program's run: ``scripts/bench stacks``, ``interrupt_us``, at rest."""
+AT_SWITCHES = ("_switch", "_switched", "_wakeup")
+"""Ends of the names of programs that follow threads off the CPU."""
 STATISTICS_NS = 50
 """What measuring adds to a run (two readings of the clock)."""
 OPERATION_NS, LAUNCHED_NS = 500, 300
@@ -66,7 +70,8 @@ class Overhead:
         budget: Share of the job's time, above 0.
 
     Attributes:
-        governor: What is given up for now.
+        governor: What is given up for now, of everybody.
+        ladders: What is given up for one owner.
         measured: Whether the kernel measures the programs' run time; else it is estimated.
         share: Of the job's time, in the last window; None: none was long enough.
         changes: Steps that were taken, down and up.
@@ -75,6 +80,7 @@ class Overhead:
 
     def __init__(self, budget: float) -> None:
         self.governor = Governor(budget)
+        self.ladders = Ladders(self.governor)
         self.measured = False
         self.share: float | None = None
         self.changes = 0
@@ -110,6 +116,8 @@ class Overhead:
         self._begun: Reading | None = None
         self._before = Reading()
         self._window: Reading | None = None
+        self._others = 0.0
+        """What the owner in the middle lost in the last window by other than probes."""
         self._cpu_of: dict[int, int] = {}
         self._queued: dict[int, int] = {}
 
@@ -166,39 +174,43 @@ class Overhead:
     def look(
         self,
         now: float,
-        pids: Iterable[int],
+        owners: Mapping[int, Owner],
         programs: Mapping[str, tuple[int, int]],
         samplers: Mapping[str, tuple[int, int]],
         counted: Mapping[str, int],
-        able: Collection[Rung] | None,
-    ) -> Change | None:
-        """Looks at what was spent, when that is due. Returns the step that is to be carried out, if there is one.
+        able: Mapping[Owner, Collection[Rung]] | None,
+        spent: Mapping[Part, Mapping[Owner, int]] | None = None,
+    ) -> list[OwnChange]:
+        """Looks at what was spent, when that is due. Returns the steps that are to be carried out.
 
         Args:
             now: ``time.monotonic()``.
-            pids: The ranks' processes.
+            owners: The ranks' processes, and whose they are.
             programs: Run time in ns, and runs, of the programs behind probes, by name, since they were loaded.
             samplers: The same of those that take stacks.
             counted: ``hits``, ``marks``, ``stack_samples``, ``gpu_ops``, ``cupti_callback_ns`` and whether launches are
                 recorded, ``cupti_api``; ``waited_ns``, the time that threads spent in calls that wait for a GPU.
-            able: As ``Governor.next_change`` has it; None: nothing is to change any more.
+            able: As ``Ladders.look`` has it; None: nothing is to change any more.
+            spent: As ``Ladders.split`` has it; None: nothing is known.
         """
         elapsed_ns = round((now - self._looked) * 1e9) if self._looked else 0
-        pids = list(pids)
+        pids = list(owners)
         cpu_of = {pid: ns for pid in pids if (ns := cpu_ns(pid)) >= 0}
         queued = {pid: queued_ns(pid) for pid in pids}
         both = cpu_of.keys() & self._cpu_of.keys()
         # While a thread waits for a CPU it makes no calls: a share of that time would be too small. The kernel adds a
         # wait when it is over: some of it may have been before.
-        ran = 0
+        times: dict[Owner, Reading] = {}
         for pid in both:
             delay = max(queued[pid] - self._queued.get(pid, queued[pid]), 0)
-            computed = min(max(cpu_of[pid] - self._cpu_of[pid], 0), elapsed_ns)
-            ran += max(elapsed_ns - delay, elapsed_ns // 20, computed)
-        self._wall += ran
-        self._waited_for_cpu += elapsed_ns * len(both) - ran
+            computed = max(cpu_of[pid] - self._cpu_of[pid], 0)
+            ran = max(elapsed_ns - delay, elapsed_ns // 20, min(computed, elapsed_ns))
+            of = times.get(owners[pid], Reading())
+            times[owners[pid]] = Reading(of.wall + ran, of.cpu + computed, queued=of.queued + elapsed_ns - ran)
+        self._wall += sum(time.wall for time in times.values())
+        self._waited_for_cpu += sum(time.queued for time in times.values())
         self._queued = queued
-        self._cpu += sum(max(cpu_of[pid] - self._cpu_of[pid], 0) for pid in both)
+        self._cpu += sum(time.cpu for time in times.values())
         self._looks = [at for at in self._looks if at > now]
         self._looked, self._cpu_of, self._due = now, cpu_of, min([now + WINDOW_S, *self._looks])
         taken = self._taken(programs, samplers, counted)
@@ -208,15 +220,17 @@ class Overhead:
         window, self._before = reading.since(self._before), reading
         if self._begun is None:
             self._begun = reading
-            return None
+            return []
         shares = window.shares()
         if not shares or able is None:
-            return None
+            return []
         self.share = sum(shares.values())
         self._window = window
-        change = self.governor.next_change(shares, now, able)
-        self.changes += change is not None
-        return change
+        of_owners = self.ladders.split(window, times, spent or {})
+        self._others = sum(share for part, share in middle(of_owners).items() if part not in OF_PROBES)
+        changes = self.ladders.look(of_owners, now, able)
+        self.changes += len(changes)
+        return changes
 
     def look_at_probes(
         self,
@@ -281,8 +295,7 @@ class Overhead:
         runs = max((run_ns.get(calls.CALLS[call].program, RUN_NS) for call in of_pulses), default=0)
         self.pulse = float((new[of_pulses] * (entry_price[of_pulses] + runs)).sum()) * exposed / window.wall
         pulse = self.pulse
-        others = sum(share for part, share in window.shares().items() if part not in OF_PROBES)
-        changes = self.governor.probe_changes(self.costs, self.entries, others, now, pulse=pulse, step_s=step_s)
+        changes = self.governor.probe_changes(self.costs, self.entries, self._others, now, pulse=pulse, step_s=step_s)
         self.changes += len(changes)
         if self.governor.hesitates:
             self._due = min(self._due, now + AGAIN_S)
@@ -354,16 +367,21 @@ class Overhead:
                     ns + max(now - then, 0) * RUN_NS
                     for ns, now, then in ((before[2], hits, before[0]), (before[3], made, before[1]))
                 )
-            stacks = sum(ns + runs * STATISTICS_NS for ns, runs in samplers.values())
+            at_switches = {name for name in samplers if name.endswith(AT_SWITCHES)}
+            waits, stacks = (
+                sum(ns + runs * STATISTICS_NS for ns, runs in (samplers[name] for name in names))
+                for names in (at_switches, samplers.keys() - at_switches)
+            )
         else:
             of_marks = counted["marks"] * RUN_NS
             of_calls = max(counted["hits"] - counted["marks"], 0) * RUN_NS
-            stacks = counted["stack_samples"] * INTERRUPT_NS
+            stacks, waits = counted["stack_samples"] * INTERRUPT_NS, 0
         operation = OPERATION_NS + (LAUNCHED_NS if counted["cupti_api"] else 0)
         return {
             Part.CALLS: of_calls + self._trapped[Part.CALLS],
             Part.MARKS: of_marks + self._trapped[Part.MARKS],
             Part.STACKS: stacks + counted["stack_samples"] * INTERRUPT_NS,
+            Part.OFF_CPU: waits,
             Part.GPU: counted["gpu_ops"] * operation + counted["cupti_callback_ns"],
         }
 
@@ -383,33 +401,47 @@ class Overhead:
         counters["overhead_correction_ppm"] = (round(1e6 * self.correction), False)
         return counters
 
-    def summary(self) -> list[str]:
-        """What it cost, and what was given up for it, in lines for people."""
+    def summary(self, *, several: bool = False) -> list[str]:
+        """What it cost, and what was given up for it, in lines for people. ``several``: there are several owners."""
         shares = self._whole.shares()
         if not shares:
             return []
-        words = {Part.CALLS: "probes", Part.MARKS: "marks", Part.STACKS: "stacks", Part.GPU: "GPU times"}
+        words = {
+            Part.CALLS: "probes",
+            Part.MARKS: "marks",
+            Part.STACKS: "stacks",
+            Part.OFF_CPU: "waits",
+            Part.GPU: "GPU times",
+        }
         parts = ", ".join(f"{words[part]} {shares[part]:.2%}" for part in Part if shares.get(part, 0) >= 5e-5)
         parts = f" ({parts})" if parts else ""
         how = "" if self.measured else ", all of it estimated: the kernel does not measure"
         lines = [f"overhead: {sum(shares.values()):.2%} of the job's time{parts}{how}"]
+        taken = [("", rung) for rung in self.governor.taken]
+        taken += [(whose(owner) if several else "", rung) for owner, rung in self.ladders.taken]
         lines += [
-            f"overhead: {rung.text}, since it was above {100 * self.governor.budget:g}%" for rung in self.governor.taken
+            f"overhead: {of}{rung.text}, since it was above {100 * self.governor.budget:g}%" for of, rung in taken
         ]
         return lines
 
 
-def describe_change(change: Change, budget: float) -> str:
-    """A step of the governor, in a line for people."""
+def whose(owner: Owner) -> str:
+    """An owner, before what is said of its jobs."""
+    user, container = owner
+    return f"of user {user}{f' in {container[:12]}' if container else ''}: "
+
+
+def describe_change(change: Change, budget: float, of: str = "") -> str:
+    """A step of the governor, in a line for people. ``of``: as ``whose`` has it; empty: of all."""
     rung, plan = change.rung, change.plan
     if not change.down:
-        return f"overhead: {rung.back}: it is {change.share:.2%} of the job's time"
+        return f"overhead: {of}{rung.back}: it is {change.share:.2%} of the job's time"
     windows = ""
     if plan is not None and rung.how == "windows":
         windows = f" ({seconds(plan.length_s)} every {seconds(plan.period_s)})"
     elif plan is not None:
         windows = f" ({seconds(plan.sample_s)} every {seconds(plan.sample_period_s)})" if plan.sample_s else " (none)"
     return (
-        f"overhead: {rung.text}{windows}: observing takes {change.share:.2%} of the job's time, "
+        f"overhead: {of}{rung.text}{windows}: observing takes {change.share:.2%} of the job's time, "
         f"{change.part_share:.2%} of it for this, above --max-overhead {100 * budget:g}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,9 +82,32 @@ def view_of(process: GpuProcess, state: str, reason: str, *, matched: bool) -> G
     )
 
 
-def describe_reasons(
-    states: Sequence[tuple[GpuProcess, str, str]], on: Sequence[GpuProcess], *, done: bool
+def describe(
+    states: Sequence[tuple[GpuProcess, str, str]], counters: Mapping[str, tuple[int, bool]] | None, *, matched: bool
 ) -> list[str]:
+    """GPU times of ranks, in lines.
+
+    Args:
+        states: Every rank with its state and why.
+        counters: ``GpuSide.counters`` at the end of the session; None: it goes on.
+        matched: Whether operations are matched with their launches.
+    """
+    done, ranks = counters is not None, [process for process, _, _ in states]
+    on = [process for process in ranks if (process.was_on if done else process.state[0] == "on")]
+    lines = []
+    if on:
+        text = f"GPU times: on ({_count_ranks(on)})"
+        if counters is not None:
+            text += f", {sum(process.kernels for process in ranks):,} kernels"
+            total, known = counters["gpu_ops"][0], counters["gpu_launch_matched"][0]
+            if total and matched:
+                # Never rounded up to all.
+                text += f", {int(1e4 * known / total) / 100:.2f} % matched with their launch"
+        lines.append(text)
+    return lines + _reasons(states, on, done=done)
+
+
+def _reasons(states: Sequence[tuple[GpuProcess, str, str]], on: Sequence[GpuProcess], *, done: bool) -> list[str]:
     """Why GPU times of ranks are not on, a line each reason.
 
     Args:
@@ -105,7 +128,7 @@ def describe_reasons(
     return lines
 
 
-def count_ranks(processes: Iterable[GpuProcess]) -> str:
+def _count_ranks(processes: Iterable[GpuProcess]) -> str:
     """How many ranks these are."""
     count = len(_numbers(processes))
     return counted(count, "rank")

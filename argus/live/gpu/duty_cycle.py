@@ -1,8 +1,9 @@
-"""For what share of the time GPU times are recorded, and what was recorded whole by that."""
+"""For what share of the time the GPU times of each owner are recorded, and what was recorded whole by that."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from argus.cupti import MINIMUM_SHARE
 from argus.cupti.collector import CuptiOptions
 from argus.live.cost.governor import Rung
+from argus.model.losses import Owner
 
 CHANGE_NS = 2_000_000_000
 """After the share has changed: the helper reads it now and then, and what was launched before it did has no times."""
@@ -73,3 +75,32 @@ class DutyCycle:
             inside = (start_ns >= begin + CHANGE_NS * (begin > 0)) & (start_ns + duration_ns <= end)
             whole |= inside & options.records_whole(start_ns, duration_ns)
         return whole
+
+
+class DutyCycles:
+    """That of each owner: what the records of one cost is given up for that one.
+
+    Args:
+        options: How they are collected at first.
+    """
+
+    def __init__(self, options: CuptiOptions) -> None:
+        self._asked = options
+        self._of: dict[Owner, DutyCycle] = {}
+
+    def of(self, owner: Owner) -> DutyCycle:
+        """That of an owner."""
+        if owner not in self._of:
+            self._of[owner] = DutyCycle(self._asked)
+        return self._of[owner]
+
+    @property
+    def share(self) -> float:
+        """The lowest share of all."""
+        return min((duty.share for duty in self._of.values()), default=self._asked.share)
+
+    def forget(self, owners: AbstractSet[Owner]) -> None:
+        """Drops what is known of others than these, as long as they have nothing that is given up."""
+        self._of = {
+            owner: duty for owner, duty in self._of.items() if owner in owners or duty.share < self._asked.share
+        }

@@ -136,13 +136,18 @@ class GpuProcess:
 
     @property
     def owner(self) -> Owner:
-        """Whose it is."""
-        return self.target.identity.owner
+        """Whose it is, as its job has it."""
+        return self.target.identity.owner if self.job is None else self.job.owner
+
+    @property
+    def collects(self) -> bool:
+        """Whether records of it may come."""
+        return self.program is not None and not self.over
 
     @property
     def timed(self) -> bool:
         """Whether its records are taken, or may be."""
-        return not self.over and self.program is not None and self.program.collector.armed
+        return self.program is not None and not self.over and self.program.collector.armed
 
     def has_last_steps(self, now: float) -> bool:
         """Whether no step of it is expected any more, once it has ended."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.cupti.collector import CollectorState
-from argus.live.gpu.duty_cycle import DutyCycle
+from argus.live.gpu.duty_cycle import DutyCycles
 from argus.live.gpu.process import CuptiProgram, GpuProcess
 from argus.live.session import Session
 from argus.live.sides.kernel_rows import KernelSide
@@ -33,16 +33,16 @@ class GpuRows:
     Args:
         session: Where rows go.
         kernels: Gets the operations one by one.
-        duty: How they are recorded.
+        duties: How they are recorded.
 
     Attributes:
         kernel_ns: Time of all kernels on the GPUs; two that ran at once count twice.
     """
 
-    def __init__(self, session: Session, kernels: KernelSide, duty: DutyCycle) -> None:
+    def __init__(self, session: Session, kernels: KernelSide, duties: DutyCycles) -> None:
         self._session = session
         self._kernel_side = kernels
-        self._duty = duty
+        self._duties = duties
         self._calls: Tally[str] = Tally()
         self._ns: Tally[str] = Tally()
         self.kernel_ns = 0
@@ -70,7 +70,7 @@ class GpuRows:
             number = int(np.sum(~real))
             self._session.losses.count("gpu_ops_of_no_device", Whom(process.job), number=number)
             gpu = gpu[real]
-        options = self._duty.options
+        options = self._duties.of(process.owner).options
         if process.was_on and options.api and options.share == 1:
             # While another profiler has CUPTI, or it failed, nothing answers, for hours maybe: the state says so.
             away = program.collector.state in (CollectorState.IGNORED, CollectorState.FAILED)
@@ -102,7 +102,7 @@ class GpuRows:
         if len(ops):
             self._feed(process, program, ops)
         windows = process.usage.advance(final=final)
-        windows = windows[self._duty.records_whole(windows["start_ns"], windows["duration_ns"])]
+        windows = windows[self._duties.of(process.owner).records_whole(windows["start_ns"], windows["duration_ns"])]
         if len(windows):
             process.windows.append(windows)
             self._session.writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
@@ -119,7 +119,7 @@ class GpuRows:
         self._kernel_side.feed(process.job, process.member.rank, process.target.pid, program.names, ops, communication)
         process.usage.feed(ops, communication)
         process.steps.feed(ops, communication, kinds)
-        if self._duty.options.api:
+        if self._session.options.cupti_options.api:
             process.flops.feed(ops[~communication], words[~communication], program.names.words)
         duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)
         count, total = np.bincount(words[kernel]), np.bincount(words[kernel], duration)
@@ -141,10 +141,11 @@ class GpuRows:
         assert process.job is not None
         append, pid = self._session.writer.append, process.target.pid
         steps = process.steps.advance(final=final)
-        steps = steps[self._duty.records_whole(steps["start_ns"], steps["duration_ns"])]
+        duty = self._duties.of(process.owner)
+        steps = steps[duty.records_whole(steps["start_ns"], steps["duration_ns"])]
         over = process.steps.take_over()
         begin, end, _ = np.array(over, np.int64).reshape(-1, 3).T
-        whole = self._duty.records_whole(begin, end - begin).tolist()
+        whole = duty.records_whole(begin, end - begin).tolist()
         whole_steps = list(itertools.compress(over, whole))
         self._kernel_side.settle(process.job, pid, whole_steps, final=final)
         process.flops.settle(whole_steps)

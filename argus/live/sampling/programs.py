@@ -9,6 +9,7 @@ from argus.capture.sampler import StackProbes
 from argus.live.cost.governor import LOW_RATE_HZ, Rung
 from argus.live.options import Options
 from argus.model.errors import ArgusError
+from argus.model.losses import Owner
 from argus.model.units import span_text
 from argus.system.aside import Aside
 
@@ -54,7 +55,7 @@ class StackPrograms:
         self._probes: StackProbes | None = None
         self._most_hz: int | None = None
         self._rate_refused = False
-        self._rests = False
+        self._resting: set[Owner] = set()
         self._calm_due = 0.0
         self.reason = "" if options.stacks else "off: switched off with --no-stacks"
         self.rate_reason = ""
@@ -183,37 +184,36 @@ class StackPrograms:
 
     # ---- the governor
 
-    @property
-    def follows_waits(self) -> bool:
-        """Whether threads are followed off the CPU."""
-        return self._probes is not None and self._probes.state["off-cpu"] == "on" and not self._rests
+    def follows_waits(self, owner: Owner) -> bool:
+        """Whether an owner's threads are followed off the CPU."""
+        return self._probes is not None and self._probes.state["off-cpu"] == "on" and owner not in self._resting
 
-    def _follow_waits(self, on: bool) -> None:
-        if self._probes is not None:
-            self._rests = not on
-            self._probes.follow_waits(on)
-
-    def reducible(self) -> set[Rung]:
+    def reducible(self, owner: Owner) -> set[Rung]:
         """Rungs that would make a difference now."""
         could = {
             Rung.SAMPLE_OFTEN: self.rate_hz > DEFAULT_RATE_HZ,
             Rung.SAMPLE_USUALLY: self.rate_hz > LOW_RATE_HZ,
-            Rung.FOLLOW_WAITS: self.follows_waits,
+            Rung.FOLLOW_WAITS: self.follows_waits(owner),
         }
         return {rung for rung, can in could.items() if can}
 
-    def reduce(self, rung: Rung, now: float) -> None:
-        """Samples less often, or follows no thread off the CPU."""
-        self._reduced.add(rung)
-        self._apply(rung, now, on=False)
-
-    def restore(self, rung: Rung, now: float) -> None:
-        """Takes that back."""
-        self._reduced.discard(rung)
-        self._apply(rung, now, on=True)
-
-    def _apply(self, rung: Rung, now: float, *, on: bool) -> None:
+    def reduce(self, rung: Rung, now: float, owner: Owner) -> None:
+        """Samples less often, or follows no thread of an owner off the CPU."""
         if rung is Rung.FOLLOW_WAITS:
-            self._follow_waits(on)
+            self._follow_waits(owner, on=False)
         else:
+            self._reduced.add(rung)
             self._limit_rate(now)
+
+    def restore(self, rung: Rung, now: float, owner: Owner) -> None:
+        """Takes that back."""
+        if rung is Rung.FOLLOW_WAITS:
+            self._follow_waits(owner, on=True)
+        else:
+            self._reduced.discard(rung)
+            self._limit_rate(now)
+
+    def _follow_waits(self, owner: Owner, *, on: bool) -> None:
+        if self._probes is not None:
+            (self._resting.discard if on else self._resting.add)(owner)
+            self._probes.follow_waits(owner, on)

@@ -20,8 +20,8 @@ from argus.cupti.collector import Collector, CollectorState
 from argus.cupti.decode import Batch
 from argus.live.cost.governor import Part, Rung
 from argus.live.coverage import Seen
-from argus.live.gpu.describe import GpuView, count_ranks, describe_reasons, failures, view_of
-from argus.live.gpu.duty_cycle import DutyCycle
+from argus.live.gpu.describe import GpuView, describe, failures, view_of
+from argus.live.gpu.duty_cycle import DutyCycles
 from argus.live.gpu.injection import Injector
 from argus.live.gpu.process import LINGER_S, CuptiProgram, GpuProcess, key_of, mapped_now
 from argus.live.gpu.rows import GpuRows
@@ -32,7 +32,7 @@ from argus.live.session import Session
 from argus.live.side import Counters, Side
 from argus.live.sides.kernel_rows import KernelSide
 from argus.model import records
-from argus.model.losses import Losses, Whom
+from argus.model.losses import UNKNOWN, Losses, Owner, Whom
 from argus.semantics.phases.gpu import Calls
 
 AGAIN_SHARE = 1 / 20
@@ -83,9 +83,10 @@ class GpuSide(Side):
         options = session.options
         self._session = session
         self._mode = options.cupti
-        self._duty = DutyCycle(options.cupti_options)
+        self._api = options.cupti_options.api
+        self._duties = DutyCycles(options.cupti_options)
         self._kernel_side = kernels
-        self._rows = GpuRows(session, kernels, self._duty)
+        self._rows = GpuRows(session, kernels, self._duties)
         self._not_armed = options.not_armed or NOT_ARMED
         self._expected = options.all_armed
         self._launched = np.empty(0, records.LAUNCH)
@@ -152,8 +153,11 @@ class GpuSide(Side):
     def _add(self, process: GpuProcess) -> GpuProcess:
         self._processes.append(process)
         if self._mode == "auto":
-            process.program = CuptiProgram(process.target.pid, self._duty.options)
+            process.program = self._program_of(process)
         return process
+
+    def _program_of(self, process: GpuProcess) -> CuptiProgram:
+        return CuptiProgram(process.target.pid, self._duties.of(process.owner).options)
 
     def callers(self) -> set[int]:
         """Processes that are no ranks yet and of which operations have come."""
@@ -166,8 +170,8 @@ class GpuSide(Side):
 
     @property
     def share(self) -> float:
-        """Share of the time for which GPU times are recorded."""
-        return self._duty.share
+        """Share of the time for which GPU times are recorded, of the owner with the lowest."""
+        return self._duties.share
 
     def observed(self, members: Sequence[Member]) -> dict[int, dict[str, Seen]]:
         """Whether GPU times are recorded, of processes that have loaded CUDA."""
@@ -186,30 +190,37 @@ class GpuSide(Side):
         for process in self._processes:
             if not process.over:
                 state, reason = self._state(process)
-                shares[process.target.pid] = (self._duty.share if state == "on" else 0.0), reason
+                share = self._duties.of(process.owner).share if state == "on" else 0.0
+                shares[process.target.pid] = share, reason
         return shares
 
-    def reducible(self) -> set[Rung]:
+    def reducible(self, owner: Owner) -> set[Rung]:
         """Rungs that would make a difference now."""
-        return self._duty.reducible() if self.collects else set()
+        collects = any(each.owner == owner and each.collects for each in self._processes)
+        return self._duties.of(owner).reducible() if collects else set()
 
-    def reduce(self, rung: Rung, now: float) -> None:
-        """Records for a quarter of the time, or for a tenth."""
-        self.set_share(self._duty.reduce(rung), time.monotonic_ns())
-
-    def restore(self, rung: Rung, now: float) -> None:
-        """Takes that back."""
-        self.set_share(self._duty.restore(rung), time.monotonic_ns())
-
-    def set_share(self, share: float, now_ns: int) -> None:
-        """Records for this share of the time from now on.
-
-        Args:
-            share: ``CuptiOptions.share``.
-            now_ns: CLOCK_MONOTONIC.
-        """
-        self._duty.set_share(share, now_ns)
+    def spent_by_owner(self) -> dict[Part, dict[Owner, int]]:
+        """Operations of each owner's GPUs: each costs as much."""
+        operations: Tally[Owner] = Tally()
         for process in self._processes:
+            if process.program is not None:
+                operations[process.owner] += process.program.correlator.counters["gpu_ops"]
+        return {Part.GPU: operations}
+
+    def reduce(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
+        """Records for a quarter of the time, or for a tenth."""
+        self.set_share(self._duties.of(owner).reduce(rung), time.monotonic_ns(), owner)
+
+    def restore(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
+        """Takes that back."""
+        self.set_share(self._duties.of(owner).restore(rung), time.monotonic_ns(), owner)
+
+    def set_share(self, share: float, now_ns: int, owner: Owner) -> None:
+        """Records an owner's GPU times for this share of the time (``CuptiOptions.share``) from CLOCK_MONOTONIC on."""
+        self._duties.of(owner).set_share(share, now_ns)
+        for process in self._processes:
+            if process.owner != owner:
+                continue
             process.unanswered, process.due = process.unanswered[:0], 0.0
             if process.program is not None:
                 process.program.collector.set_share(share)
@@ -236,7 +247,7 @@ class GpuSide(Side):
     @property
     def wants_math(self) -> bool:
         """Whether it helps to know what is multiplied: kernels are timed, and matched with their launches."""
-        return self._duty.options.api and any(process.was_on and not process.over for process in self._processes)
+        return self._api and any(process.was_on and not process.over for process in self._processes)
 
     def feed_calls(self, launched: NDArray[np.void]) -> None:
         """Gets the CUDA calls of a turn: ``records.LAUNCH`` of all processes, as the rings had them."""
@@ -255,7 +266,7 @@ class GpuSide(Side):
     @property
     def collects(self) -> bool:
         """Whether records of a process may come."""
-        return any(process.program is not None and not process.over for process in self._processes)
+        return any(process.collects for process in self._processes)
 
     def poll(self, now: float, slack_s: float = 0.0) -> None:
         """Fetches what was recorded, by owners whose turn it is."""
@@ -295,7 +306,7 @@ class GpuSide(Side):
             process.ended_at = now
         if process.program is None:
             if self._mode == "inject" and not self._stopping and self._injector.poll(process, now):
-                process.program = CuptiProgram(process.target.pid, self._duty.options)
+                process.program = self._program_of(process)
             return
         collector = process.program.collector
         collector.takes = self._turns.may(process.owner)
@@ -362,6 +373,7 @@ class GpuSide(Side):
         """Drops what is left of a job that is over."""
         self._failed += failures([each for each in self._processes if each.over and each.job is job])
         self._processes = [each for each in self._processes if not each.over or each.job is not job]
+        self._duties.forget({each.owner for each in self._processes})
 
     def _end(self, process: GpuProcess) -> None:
         """Stores the last windows and lets go."""
@@ -398,7 +410,7 @@ class GpuSide(Side):
             self._count_unanswered(process)
             process.unanswered = process.unanswered[:0]
             self._count(process, process.program)
-            process.program = None if self._mode == "inject" else CuptiProgram(process.target.pid, self._duty.options)
+            process.program = None if self._mode == "inject" else self._program_of(process)
             process.injection = None
 
     # ---- the end
@@ -456,8 +468,9 @@ class GpuSide(Side):
             if not process.target.on_gpu:
                 return "off", NO_GPU
             return "off", self._not_armed
-        if state == "on" and not reason and self._duty.share < 1:
-            return state, f"{self._duty.share:.0%} of the time"
+        share = self._duties.of(process.owner).share
+        if state == "on" and not reason and share < 1:
+            return state, f"{share:.0%} of the time"
         return state, reason
 
     def _count(self, process: GpuProcess, program: CuptiProgram) -> None:
@@ -497,7 +510,7 @@ class GpuSide(Side):
         totals = self._session.losses.totals
         counters |= {name: (totals[name], True) for name in _OF_PROCESSES}
         counters["gpu_times_failed"] = (self._failed + failures(self._processes), True)
-        counters["gpu_share_percent"] = (round(100 * self._duty.share), False)
+        counters["gpu_share_percent"] = (round(100 * self._duties.share), False)
         return counters
 
     def own_losses(self, job: Job) -> dict[str, int]:
@@ -527,7 +540,7 @@ class GpuSide(Side):
     def views(self) -> list[GpuView]:
         """Every rank's GPUs."""
         ranks = [process for process in self._processes if process.member is not None and process.job is not None]
-        views = [view_of(process, *self._state(process), matched=self._duty.options.api) for process in ranks]
+        views = [view_of(process, *self._state(process), matched=self._api) for process in ranks]
         return sorted(views, key=lambda view: (view.job, view.rank))
 
     def settled(self, now: float) -> bool:
@@ -550,23 +563,8 @@ class GpuSide(Side):
         Args:
             done: The session is over: with what was recorded.
         """
-        ranks = [process for process in self._processes if process.member is not None]
-        if not ranks:
-            return []
-        lines = []
-        on = [process for process in ranks if (process.was_on if done else process.state[0] == "on")]
-        if on:
-            text = f"GPU times: on ({count_ranks(on)})"
-            if done:
-                counted = self.counters()
-                text += f", {sum(process.kernels for process in ranks):,} kernels"
-                total, matched = counted["gpu_ops"][0], counted["gpu_launch_matched"][0]
-                if total and self._duty.options.api:
-                    # Never rounded up to all.
-                    text += f", {int(1e4 * matched / total) / 100:.2f} % matched with their launch"
-            lines.append(text)
-        states = [(process, *self._state(process)) for process in ranks]
-        return lines + describe_reasons(states, on, done=done)
+        states = [(process, *self._state(process)) for process in self._processes if process.member is not None]
+        return describe(states, self.counters() if done and states else None, matched=self._api)
 
 
 def _whom(process: GpuProcess) -> Whom:

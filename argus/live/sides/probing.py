@@ -28,6 +28,7 @@ from argus.live.session import Session
 from argus.live.side import Side
 from argus.live.sides.gpu_times import GpuSide
 from argus.model import calls, event_kinds, records
+from argus.model.losses import UNKNOWN, Owner
 from argus.model.units import seconds
 from argus.semantics.steps.by_calls import collective_codes, launch_codes
 from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find_pulse
@@ -210,7 +211,7 @@ class ProbingSide(Side):
         if "backward" in self.plan.windowed:
             job.pulse_spans = [(since_ns, since_ns)]
 
-    def reduce(self, rung: Rung, now: float) -> None:
+    def reduce(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         """What a rung means to steps. Its probes have gone: ``apply`` takes those of all rungs of a plan at once, since
         each that goes alone waits for a grace period of the kernel."""
         if rung is Rung.NVTX_RANGES:

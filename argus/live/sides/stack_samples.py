@@ -28,6 +28,7 @@ from argus.live.sampling.waits import Waits
 from argus.live.session import Session
 from argus.live.side import Counters, Side
 from argus.live.sides.draining import RELIEVE_S
+from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import STACK_LOSS_COUNTERS, StackCounter
 from argus.model.units import elapsed
 from argus.system import debug
@@ -69,7 +70,7 @@ class StackSide(Side):
     """
 
     name = "stacks"
-    parts = (Part.STACKS,)
+    parts = (Part.STACKS, Part.OFF_CPU)
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -171,21 +172,31 @@ class StackSide(Side):
         """Samples a second and CPU; 0: none."""
         return self._programs.rate_hz
 
-    def reducible(self) -> set[Rung]:
+    def reducible(self, owner: Owner) -> set[Rung]:
         """Rungs that would make a difference now."""
-        return self._programs.reducible()
+        return self._programs.reducible(owner)
 
-    def reduce(self, rung: Rung, now: float) -> None:
-        """Samples less often, or follows no thread off the CPU."""
+    def reduce(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
+        """Samples less often, or follows no thread of an owner off the CPU."""
         changes = self._counters["stack_rate_changes"]
-        self._programs.reduce(rung, now)
+        self._programs.reduce(rung, now, owner)
         self._write_rate(changes)
 
-    def restore(self, rung: Rung, now: float) -> None:
+    def restore(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         """Takes that back."""
         changes = self._counters["stack_rate_changes"]
-        self._programs.restore(rung, now)
+        self._programs.restore(rung, now, owner)
         self._write_rate(changes)
+
+    def spent_by_owner(self) -> dict[Part, dict[Owner, int]]:
+        """What its programs took of each owner's threads."""
+        if not self.on:
+            return {}
+        times = self._programs.probes.owner_times()
+        return {
+            Part.STACKS: {owner: sampled for owner, (sampled, _) in times.items()},
+            Part.OFF_CPU: {owner: switched for owner, (_, switched) in times.items()},
+        }
 
     # ---- a turn
 
@@ -326,12 +337,17 @@ class StackSide(Side):
         """Whether threads are sampled, and followed off the CPU."""
         if not self.on:
             return {}
-        follows = self._programs.follows_waits
-        both = {
-            "stacks": Seen() if self.rate_hz else Seen(0.0, 0, self.state),
-            "off_cpu": Seen() if follows else Seen(0.0, 0, "threads are not followed off the CPU"),
+        stacks = Seen() if self.rate_hz else Seen(0.0, 0, self.state)
+        off_cpu = {True: Seen(), False: Seen(0.0, 0, "threads are not followed off the CPU")}
+        by_pid = self._session.roster.by_pid
+        owners = {pid: by_pid[pid][0].owner for member in members if (pid := member.target.pid) in by_pid}
+        return {
+            member.target.pid: {
+                "stacks": stacks,
+                "off_cpu": off_cpu[self._programs.follows_waits(owners.get(member.target.pid, UNKNOWN))],
+            }
+            for member in members
         }
-        return {member.target.pid: both for member in members}
 
     def run_times(self) -> dict[str, tuple[int, int]]:
         """``Module.run_times`` of what takes stacks."""

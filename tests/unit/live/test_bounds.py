@@ -30,6 +30,7 @@ from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.probing import EARLY_CALLS, ProbingSide, _OfJob
 from argus.model import records
 from argus.model.calls import BY_SYMBOL
+from argus.model.losses import UNKNOWN
 from argus.semantics.gpu import correlation
 from argus.semantics.gpu.correlation import Correlator
 from tests.builders.sessions import a_session
@@ -57,7 +58,7 @@ CLASSES = {
     "live/sampling/symbolize": ("Symbolizer",),
     "live/sampling/waits": ("Waits",),
     "live/sides/gpu_times": ("GpuSide",),
-    "live/gpu/duty_cycle": ("DutyCycle",),
+    "live/gpu/duty_cycle": ("DutyCycle", "DutyCycles"),
     "live/gpu/process": ("GpuProcess", "CuptiProgram"),
     "live/gpu/rows": ("GpuRows",),
     "live/gpu/turns": ("Turns",),
@@ -65,6 +66,7 @@ CLASSES = {
     "live/sides/probing": ("ProbingSide", "_OfJob", "_Searched"),
     "live/cost/overhead": ("Overhead",),
     "live/cost/neighbours": ("Neighbours",),
+    "live/cost/ladders": ("Ladders",),
     "live/coverage": ("SignalCoverage",),
     "live/display/recent": ("RecentSteps",),
     "live/sides/environment": ("EnvironmentSide",),
@@ -244,10 +246,10 @@ def test_windows_and_shares_of_long_ago_are_forgotten(monkeypatch: pytest.Monkey
     monkeypatch.setattr(job_module, "queued_ns", lambda pid: 1)
     job.members[PID] = Member(SimpleNamespace(pid=PID), 0, "order")  # type: ignore[arg-type]
     for number in range(1000):
-        gpu.set_share(0.25, number)
+        gpu.set_share(0.25, number, UNKNOWN)
         side._begin_span(job, state, number)
         job.note_queues()
-    assert len(gpu._duty._regimes) == 16
+    assert len(gpu._duties.of(UNKNOWN)._regimes) == 16
     assert len(state.spans) == 64
     assert len(job.queues[0]) == 256
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from argus.cupti.collector import CuptiOptions
 from argus.live import tracer as trace
 from argus.live.cost.budget import BudgetSide
 from argus.live.cost.governor import Change, Part, Rung
@@ -16,6 +15,7 @@ from argus.live.options import Options
 from argus.live.side import Side
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.tracer import Tracer
+from argus.model.losses import UNKNOWN, Owner
 from tests.builders.sessions import Rows, a_session
 
 
@@ -28,10 +28,10 @@ class Observer(Side):
         self.parts = parts
         self.asked: list[tuple[str, Rung]] = []
 
-    def reduce(self, rung: Rung, now: float) -> None:
+    def reduce(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         self.asked.append(("reduce", rung))
 
-    def restore(self, rung: Rung, now: float) -> None:
+    def restore(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         self.asked.append(("restore", rung))
 
 
@@ -42,7 +42,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_rung_goes_to_the_side_of_its_part() -> None:
-    stacks, gpu, probes = Observer(Part.STACKS), Observer(Part.GPU), Observer(Part.CALLS, Part.MARKS)
+    stacks, gpu, probes = Observer(Part.STACKS, Part.OFF_CPU), Observer(Part.GPU), Observer(Part.CALLS, Part.MARKS)
     calls: Any = SimpleNamespace(waited_ns=0)
     windows: Any = probes
     side = BudgetSide(a_session(Rows()), calls, windows, (stacks, gpu), SimpleNamespace())  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_each_rung_goes_to_the_side_of_its_part() -> None:
         side._carry_out(Change(rung, True, 0.1, 0.1), 1.0)
         if rung.back:
             side._carry_out(Change(rung, False, 0.1, 0.1), 1.0)
-    for each, parts in ((stacks, {Part.STACKS}), (gpu, {Part.GPU}), (probes, {Part.CALLS, Part.MARKS})):
+    for each, parts in ((stacks, {Part.STACKS, Part.OFF_CPU}), (gpu, {Part.GPU}), (probes, {Part.CALLS, Part.MARKS})):
         assert [rung for what, rung in each.asked if what == "reduce"] == [r for r in Rung if r.part in parts]
         assert [rung for what, rung in each.asked if what == "restore"] == [
             r for r in Rung if r.part in parts and r.back
@@ -83,11 +83,10 @@ def test_every_rung_that_is_no_probe_s_is_reducible_by_its_side(tracer: Any, mon
 
     stacks = Session(monkeypatch)
     stacks.side.raise_sampling("hang", stacks.now)
-    monkeypatch.setattr(GpuSide, "collects", True)
     (gpu,) = (side for side in tracer.sides if isinstance(side, GpuSide))
-    gpu._options = CuptiOptions(share=1.0)
+    gpu._processes = [SimpleNamespace(owner=UNKNOWN, collects=True)]  # type: ignore[list-item]
     for side in (stacks.side, gpu):
-        assert side.reducible() == {rung for rung in Rung if rung.part in side.parts and not rung.subject}
+        assert side.reducible(UNKNOWN) == {rung for rung in Rung if rung.part in side.parts and not rung.subject}
     assert {rung.part for rung in Rung if not rung.subject} == {*stacks.side.parts, *gpu.parts}
 
 
@@ -105,7 +104,7 @@ def test_stacks_give_up_and_take_up_again_in_any_order(monkeypatch: pytest.Monke
     session.side.reduce(Rung.SAMPLE_OFTEN, session.now)
     assert session.side.rate_hz == 19
     session.side.reduce(Rung.SAMPLE_USUALLY, session.now)
-    assert (session.side.rate_hz, session.side.reducible()) == (7, {Rung.FOLLOW_WAITS})
+    assert (session.side.rate_hz, session.side.reducible(UNKNOWN)) == (7, {Rung.FOLLOW_WAITS})
     session.side.restore(Rung.SAMPLE_USUALLY, session.now)
     assert session.side.rate_hz == 19
     session.side.restore(Rung.SAMPLE_OFTEN, session.now)

@@ -58,7 +58,7 @@ def test_whatever_may_bring_calls_has_them_looked_for(tracer: Any, what: str) ->
     elif what == "children":
         tracer.session.options = Options(children=True, stacks=True)
     elif what == "collects":
-        tracer._gpu._processes.append(SimpleNamespace(program=object(), over=False))
+        tracer._gpu._processes.append(SimpleNamespace(collects=True))
     tracer._calls.work(1.0, final=what == "final")
     assert tracer.worked == [1.0]
 

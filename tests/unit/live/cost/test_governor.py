@@ -25,6 +25,8 @@ from argus.model import calls
 WINDOW_S = 2.0
 ALL = {rung for rungs in LADDERS.values() for rung in rungs}
 S = 10**9
+A, B, C = (1001, ""), (1002, ""), (1003, "")
+"""Owners."""
 
 
 def changes_of(
@@ -78,7 +80,7 @@ def test_a_burst_is_let_pass() -> None:
 
 def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
     governor = Governor(0.01)
-    costs = {Part.STACKS: 0.01, Part.GPU: 0.015}
+    costs = {Part.STACKS: 0.008, Part.OFF_CPU: 0.005, Part.GPU: 0.015}
     assert names(changes_of(governor, costs, PATIENCE)) == ["-GPU times for all of the time"]
     assert names(changes_of(governor, costs, PATIENCE, 10)) == ["-GPU times for a quarter of the time"]
     rest = ["-sampling more often", "-sampling at the usual rate", "-following waits"]
@@ -96,7 +98,7 @@ def test_far_above_the_budget_no_second_window_is_waited_for() -> None:
 
 def test_steps_that_change_nothing_are_left_out() -> None:
     able = ALL - {Rung.SAMPLE_OFTEN}
-    costs = {Part.CALLS: 0.5, Part.STACKS: 0.1}
+    costs = {Part.CALLS: 0.5, Part.STACKS: 0.1, Part.OFF_CPU: 0.05}
     assert names(changes_of(Governor(0.01), costs, 10, able=able)) == [
         "-sampling at the usual rate",
         "-following waits",
@@ -105,7 +107,8 @@ def test_steps_that_change_nothing_are_left_out() -> None:
 
 def test_what_was_given_up_comes_back_when_there_has_been_room_for_long() -> None:
     governor = Governor(0.01)
-    changes_of(governor, {Part.STACKS: 0.02}, 2 * PATIENCE, able={Rung.SAMPLE_USUALLY, Rung.FOLLOW_WAITS})
+    both = {Part.STACKS: 0.02, Part.OFF_CPU: 0.01}
+    changes_of(governor, both, 2 * PATIENCE, able={Rung.SAMPLE_USUALLY, Rung.FOLLOW_WAITS})
     windows = int(RETURN_S / WINDOW_S)
     assert not changes_of(governor, {Part.STACKS: 0.004}, windows, 100)
     assert not changes_of(governor, {Part.STACKS: 0.008}, 10, 200)  # below the budget, and no room
@@ -118,10 +121,10 @@ def test_each_time_that_it_was_too_early_doubles_the_wait() -> None:
     """Otherwise a job would be over its budget for ever, now and then."""
     governor, now, waits = Governor(0.01), 0.0, []
     for _ in range(9):
-        while not changes_of(governor, {Part.STACKS: 0.02}, 1, now, {Rung.FOLLOW_WAITS}):
+        while not changes_of(governor, {Part.OFF_CPU: 0.02}, 1, now, {Rung.FOLLOW_WAITS}):
             now += WINDOW_S
         begin = now
-        while not changes_of(governor, {Part.STACKS: 0.001}, 1, now):
+        while not changes_of(governor, {Part.OFF_CPU: 0.001}, 1, now):
             now += WINDOW_S
         waits.append(now - begin)
     expected = [min(RETURN_S * 2**turn, LONGEST_RETURN_S) for turn in range(9)]
@@ -310,7 +313,8 @@ def test_costs_are_what_the_kernel_measured_and_the_traps_around_it(monkeypatch:
     monkeypatch.setattr("argus.live.cost.overhead.cpu_ns", lambda pid: clock[0])
     side = Overhead(0.5)
     side.measured = True
-    side.look(100.0, [7], programs(10**6, 1000), {"on_sample": (500, 1)}, counted(stack_samples=10), ALL)
+    samplers = {"on_sample": (500, 1), "on_switch": (300, 1), "finish_switched": (0, 0)}
+    side.look(100.0, {7: A}, programs(10**6, 1000), samplers, counted(stack_samples=10), {A: ALL})
     clock[0] = 10 * S
     copy, mark = calls.BY_SYMBOL["cudaMemcpyAsync"].id, calls.symbol_of("range_begin")
     hits, prices = np.zeros(256, np.int64), np.full(256, 700)
@@ -318,12 +322,14 @@ def test_costs_are_what_the_kernel_measured_and_the_traps_around_it(monkeypatch:
     for turn in (1, 2):  # the same hits are counted once
         side.count_hits(hits * turn, prices)
     now = counted(stack_samples=110, gpu_ops=1000, cupti_callback_ns=9)
-    assert side.look(110.0, [7], programs(2 * 10**6, 2000), {"on_sample": (100_500, 101)}, now, ALL) is None
+    samplers = {"on_sample": (100_500, 101), "on_switch": (20_300, 11), "finish_switched": (5_000, 5)}
+    assert not side.look(110.0, {7: A}, programs(2 * 10**6, 2000), samplers, now, {A: ALL})
     values = {name: value for name, (value, loss) in side.counters().items() if not loss}
     assert values["overhead_job_ns"] == 10 * S
     assert values["overhead_calls_ns"] == 10**6 + 1000 * 50 + 400 * 9_000
     assert values["overhead_marks_ns"] == 14 * (700 + REFILL_NS)
     assert values["overhead_stacks_ns"] == 100_000 + 100 * 50 + 100 * INTERRUPT_NS
+    assert values["overhead_off_cpu_ns"] == 25_000 + 15 * 50
     assert values["overhead_gpu_ns"] == 1000 * 500 + 9
     total = sum(values[f"overhead_{part}_ns"] for part in Part)
     assert values["overhead_ppm"] == pytest.approx(total / 10**4, abs=1)
@@ -336,7 +342,7 @@ def test_processes_that_come_and_go_count_while_they_are_there(monkeypatch: pyte
     monkeypatch.setattr("argus.live.cost.overhead.cpu_ns", lambda pid: spent.get(pid, -1))
     side = Overhead(0.5)
     for now, pids in ((10.0, [1]), (12.0, [1, 2]), (14.0, [1, 2, 3]), (16.0, [2])):
-        side.look(now, pids, programs(0, 0), {}, counted(), ALL)
+        side.look(now, dict.fromkeys(pids, A), programs(0, 0), {}, counted(), {A: ALL})
         spent = {pid: ns + S for pid, ns in spent.items()}
     assert side.counters()["overhead_job_ns"] == (8 * S, False)  # 2 s of the first, 4 of both, 2 of the second
 
@@ -354,7 +360,7 @@ def test_prices_are_corrected_by_what_the_job_s_steps_show(monkeypatch: pytest.M
         hits[launch] += seen_ns * 200_000 // S  # 20 % of the time, and takes 40 %
         inside[launch] += seen_ns * 200_000 // S if windows else 0
         side.count_hits(hits.copy(), price)
-        side.look(now, [7], {}, {}, counted(), ALL)
+        side.look(now, {7: A}, {}, {}, counted(), {A: ALL})
         return side.look_at_probes(
             now, {}, price, price, {"launches": on if windows else None}, inside.copy(), (), (), step_s=1e-3
         )  # fmt: skip

@@ -31,6 +31,7 @@ from argus.live.sides.kernel_rows import KernelSide
 from argus.model import records
 from argus.model.calls import BY_SYMBOL
 from argus.model.errors import ArgusError
+from argus.model.losses import UNKNOWN
 from argus.model.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
 from argus.semantics.steps.by_calls import ITERATION
 from argus.store.arrow import to_arrow
@@ -757,11 +758,12 @@ def test_windows_around_a_change_of_the_share_are_not_whole() -> None:
     session.rank(0, 11)
     FakeCollector.armed = {11}
     session.go()
-    session.side.set_share(0.25, 21 * S)
-    session.side.set_share(1.0, 41 * S)
+    session.side.set_share(0.25, 21 * S, UNKNOWN)
+    session.side.set_share(0.5, 30 * S, (4711, ""))
+    session.side.set_share(1.0, 41 * S, UNKNOWN)
     assert [collector.shares for collector in FakeCollector.made] == [[0.25, 1.0]]
     starts = np.arange(0, 60 * S, S)
-    whole = session.side._duty.records_whole(starts, np.full(len(starts), S))
+    whole = session.side._duties.of(UNKNOWN).records_whole(starts, np.full(len(starts), S))
     # Of 20 to 40 s the first five are recorded, the first of which is incomplete.
     assert (starts[whole] // S).tolist() == [*range(21), 23, 24, *range(43, 60)]
 
@@ -863,8 +865,11 @@ def test_an_owner_s_records_wait_while_they_have_taken_their_part(
     spent_s = 0.0
     monkeypatch.setattr(gpu_module.time, "thread_time", lambda: spent_s)
     session = Session()
-    for rank, uid in enumerate((1001, 1002)):
-        session.rank(rank, 77 + rank).target.identity = Identity(uid=uid)  # type: ignore[misc]
+    session.job.owner, other = (1001, ""), Job("k", 7, "", (1002, ""))
+    session.rank(0, 77)
+    other.members[78] = session.rank(1, 78)
+    del session.job.members[78]
+    session.side._session.roster.jobs.append(other)
     session.go()
     polls = {each.pid: each.poll for each in made}
 
