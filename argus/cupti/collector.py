@@ -312,7 +312,7 @@ class Collector:
                 self._look(now)
             return
         memory = self._memory
-        memory.store("heartbeat", (memory.load("heartbeat") + 1) & 0xFFFFFFFF)
+        self.beat()
         gone = self._gone(now)
         self._check(memory)
         if self._command is not None:
@@ -350,6 +350,11 @@ class Collector:
                 self.buffers.count_kept(memory)
                 self._step = _Step.RELEASING
                 self._send(Command.RELEASE, now)
+
+    def beat(self) -> None:
+        """Lets the helper know that Argus lives. Any thread may."""
+        if (memory := self._memory) is not None:
+            memory.store("heartbeat", (memory.load("heartbeat") + 1) & 0xFFFFFFFF)
 
     def _take_left(self, gone: str, batches: list[Batch]) -> None:
         """Takes what a process has left that is gone, in words."""
@@ -512,11 +517,7 @@ class Collector:
         self._send(Command.START, now)
 
     def _map(self, memory: shared.Memory) -> shared.Memory:
-        """With its buffers. They may take twice what was asked for, or is by default: an Argus before may have asked.
-
-        Raises:
-            Damaged: As ``Buffers.map``.
-        """
+        """With its buffers, of twice what was asked for, or is by default: an Argus before may have asked."""
         asked = self.options, CuptiOptions()
         most = 2 * max(options.buffers * options.buffer_bytes for options in asked)
         return self.buffers.map(self._fd, memory, most, 2 * max(options.buffer_bytes for options in asked))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,9 +14,10 @@ from argus.capture.process.forks import wall_error_ns
 from argus.capture.reader import left_out
 from argus.live.bulkhead import Bulkheads
 from argus.live.clock import mono_offset_ns
+from argus.live.cost.turns import Turns
 from argus.live.notes import Notes
 from argus.live.options import Options
-from argus.model.losses import Losses, Owner, Whom
+from argus.model.losses import UNKNOWN, Losses, Owner, Whom
 from argus.model.units import duration
 from argus.store.writer import Writer
 from argus.system import host as hosts
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from argus.capture.process.targets import Target
     from argus.live.job import Job, Member
 
+OF_LOOP, SAVED_S = 0.25, 2.0
+"""Share of the loop's time for names of several owners' processes, and what an owner has saved that had few looked up:
+a job that begins has thousands of stacks that are new."""
 KEPT_HUNG = 4096
 """File systems that did not answer, times those whom they concern, that are kept apart."""
 JUMP_NS = 1_000_000
@@ -99,6 +104,7 @@ class Session:
         losses: What was lost, and whom it concerns.
         bulkheads: What failed alone.
         children: Whether forks of the targets are followed.
+        look_ups: Time of the loop for names of each owner's processes.
     """
 
     def __init__(self, options: Options, writer: Writer) -> None:
@@ -118,6 +124,7 @@ class Session:
         self._probes: Probes | None = None
         self._roster: Processes | None = None
         self._version = time.time_ns()
+        self.look_ups = Turns(OF_LOOP, SAVED_S, time.monotonic)
         self._hung: set[tuple[object, ...]] = set()
 
     # ---- traced processes
@@ -165,6 +172,25 @@ class Session:
     def calls_come(self) -> bool:
         """Whether calls are probed, or may be."""
         return self._roster is not None and bool(self._roster.attached or self.options.children)
+
+    def fill_look_ups(self, now: float) -> None:
+        """Gives each owner its part of the time for look-ups, ``time.monotonic()``."""
+        jobs = {job.owner for job in self.jobs if not job.over_since}
+        candidates = [] if self._roster is None else self._roster.candidates()
+        self.look_ups.fill({UNKNOWN, *jobs, *(target.identity.owner for target in candidates)}, now)
+
+    def may_look_up(self, pid: int) -> bool:
+        """As ``LookUps.may_look_up``."""
+        whom = self.whom(pid)
+        if may := self.look_ups.may(whom.owner if whom.job is None else whom.job.owner):
+            return may
+        self.losses.count("look_ups_over_share", whom)
+        return False
+
+    def looking_up(self, pid: int) -> AbstractContextManager[None]:
+        """As ``LookUps.looking_up``."""
+        whom = self.whom(pid)
+        return self.look_ups.spending(whom.owner if whom.job is None else whom.job.owner)
 
     def waited(self, pid: int) -> None:
         """Takes note that a process had waited for GPU times before its first CUDA call."""

@@ -70,6 +70,10 @@ FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 """How often counters become rows: at first, and later."""
 
 
+OVER_SHARE = ("rows_over_share", "look_ups_over_share")
+"""Losses that are counted in ``Session.losses`` alone, of no side's."""
+
+
 class Tracer:
     """One tracing session.
 
@@ -92,7 +96,7 @@ class Tracer:
         writer.owners = session
         self.bulkheads = session.bulkheads
         self._store = store
-        self._names = KernelNames()
+        self._names = KernelNames(session)
         self._stacks = StackSide(session)
         self._kernels = KernelSide(session)
         self._gpu = GpuSide(session, self._kernels)
@@ -555,7 +559,7 @@ class Tracer:
         counters |= self._watchdog.counters()
         counters["reader_restarts"] = (reader.shared.counters["reader_restarts"], False)
         counters["clock_jumps"] = (self.session.clock_jumps, False)
-        counters["rows_over_share"] = (self.session.losses.totals["rows_over_share"], True)
+        counters |= {name: (self.session.losses.totals[name], True) for name in OVER_SHARE}
         counters["names_given_up"] = (demangler.shared.given_up, False)
         counters["names_shortened"] = (demangler.shared.shortened, False)
         counters |= {name: (value, True) for name, value in self._last_rows.dropped.items()}

@@ -31,12 +31,14 @@ from argus.capture.process.pytorch import LAYOUTS
 from argus.capture.process.targets import Identity, Target, find_libraries
 from argus.capture.sampler import StackProbes
 from argus.live import job as live_job
+from argus.live import session as live_session
 from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
 from argus.live.options import Options
 from argus.live.preflight import own_library
 from argus.live.roster import Roster
 from argus.live.tracer import Tracer
 from argus.model import records
+from argus.model.calls import Layer
 from argus.model.losses import UNKNOWN
 from argus.model.records import Counter, StackCounter
 from argus.store.open import open_store
@@ -973,3 +975,52 @@ def test_who_becomes_another_user_leaves_the_trace(store_url: str) -> None:
             while process.pid in tracer._roster.family and time.monotonic() < deadline:
                 tracer.poll()
             assert tracer.session.probes._target(process.pid) is None
+
+
+# ---- names of processes
+
+
+class Names:
+    """A session with a job of each of two users, whose clock goes on as much as each look-up takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(live_session.time, "monotonic", lambda: self.now)
+        jobs = [live_job.Job(name, 1, "", (uid, "")) for name, uid in (("greedy", NOBODY), ("modest", 1000))]
+        self.session = a_session(jobs=jobs)
+        self.session.roster.by_pid = {7 + place: (job, None) for place, job in enumerate(jobs)}
+        self.names = KernelNames(self.session)
+        monkeypatch.setattr(self.names, "_symbol", self._symbol)
+        self.asked: list[int] = []
+
+    def _symbol(self, pid: int, address: int) -> str:
+        self.now += 0.05  # of a name that takes long to demangle
+        self.asked.append(pid)
+        return f"kernel_{address}"
+
+    def launch(self, pid: int, *handles: int) -> list[str]:
+        return [self.names.name(pid, handle, Layer.RUNTIME) for handle in handles]
+
+
+def test_names_of_an_owner_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Names(monkeypatch)
+    begun = of.now
+    for turn in range(40):
+        of.session.fill_look_ups(of.now)
+        of.launch(7, *range(1000 * turn, 1000 * turn + 300))
+        assert of.launch(8, turn) == [f"kernel_{turn}"], "others have theirs"
+        of.now += 0.25
+    greedy_s = 0.05 * of.asked.count(7)
+    assert greedy_s < live_session.SAVED_S + live_session.OF_LOOP * (of.now - begun) + 0.1
+    refused = 40 * 300 - of.asked.count(7)
+    greedy, modest = of.session.jobs
+    assert of.session.losses.of(greedy)["look_ups_over_share"] == refused
+    assert of.session.losses.of(modest)["look_ups_over_share"] == 0
+
+
+def test_names_of_who_is_alone_are_all_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Names(monkeypatch)
+    del of.session.roster.jobs[1]
+    of.session.fill_look_ups(of.now)
+    of.launch(7, *range(300))
+    assert len(of.asked) == 300

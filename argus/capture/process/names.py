@@ -12,7 +12,9 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,13 +124,35 @@ _Unread = tuple[bytes, int, "_Memory | None"]
 """The beginning of a name, where it lies, and in which memory."""
 
 
+class LookUps(Protocol):
+    """Whether names may be looked up, of a process that can have as many as it likes."""
+
+    def may_look_up(self, pid: int) -> bool:
+        """Whether it may be asked now; if not, that is counted."""
+
+    def looking_up(self, pid: int) -> AbstractContextManager[None]:
+        """A look-up lasts as long as this."""
+
+
+class _Unbounded:
+    def may_look_up(self, pid: int) -> bool:
+        return True
+
+    def looking_up(self, pid: int) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
 class KernelNames:
     """Kernel names by process and handle, as far as they are known.
 
     Handles are what launches carry: a CUfunction or CUkernel of the driver, or the host stub's address of the runtime.
+
+    Args:
+        look_ups: When names may be looked up; None: always.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look_ups: LookUps | None = None) -> None:
+        self._look_ups: LookUps = look_ups or _Unbounded()
         # By process and handle: a name as people read it, or as the program has it, or what was learned of it.
         self._known: dict[int, dict[int, str | bytes | _Unread]] = {}
         self._memories: dict[int, _Memory] = {}
@@ -191,16 +215,29 @@ class KernelNames:
         if not len(later):
             return marks
         marks = marks.copy()
+        memories: dict[int, _Memory | None] = {}
+        read: dict[tuple[int, int], bytes | None] = {}
         for place in later.tolist():
             row = marks[place]
-            memory = self._memory(int(row["pid"]))
-            address = int.from_bytes(row["name"][:8].tobytes(), "little")
-            name = None if memory is None else memory.string(address)
+            pid, address = int(row["pid"]), int.from_bytes(row["name"][:8].tobytes(), "little")
+            if (pid, address) not in read:
+                read[pid, address] = self._string(pid, address, memories)
+            name = read[pid, address]
             self.unread += name is None
             text = name or b""
             row["name_len"] = min(len(text), MARK_NAME_LEN)
             row["name"] = np.frombuffer(text[:MARK_NAME_LEN].ljust(MARK_NAME_LEN, b"\0"), np.uint8)
         return marks
+
+    def _string(self, pid: int, address: int, memories: dict[int, _Memory | None]) -> bytes | None:
+        """The string at an address of a process. ``memories``: of those that were asked in this turn."""
+        if not self._look_ups.may_look_up(pid):
+            return None
+        with self._look_ups.looking_up(pid):
+            if pid not in memories:
+                memories[pid] = self._memory(pid)
+            memory = memories[pid]
+            return None if memory is None else memory.string(address)
 
     def _make_room(self, pid: int) -> None:
         """Forgets what was launched longest ago, once there is too much: names of a process are in that order from a
@@ -229,9 +266,12 @@ class KernelNames:
             if len(book) > KEPT_HANDLES // 2:
                 book[handle] = book.pop(handle)
             return remembered
-        name = None if remembered is None else self._read(pid, remembered)
-        if name is None and layer is calls.Layer.RUNTIME:
-            name = self._symbol(pid, handle)
+        name = None
+        if self._look_ups.may_look_up(pid):
+            with self._look_ups.looking_up(pid):
+                name = None if remembered is None else self._read(pid, remembered)
+                if name is None and layer is calls.Layer.RUNTIME:
+                    name = self._symbol(pid, handle)
         if name is None:
             self.unresolved += 1
             name = f"kernel@{handle:#x}"

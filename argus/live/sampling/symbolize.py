@@ -48,7 +48,12 @@ class Symbolizer:
         for raw in drained.stacks:
             pid = int(raw.head["pid"])
             process = self._processes.by_pid.get(pid)
-            with self._processes.guard(pid, process.job if process is not None else None):
+            if not self._session.may_look_up(pid):
+                continue  # its samples have no stack, and are counted
+            with (
+                self._processes.guard(pid, process.job if process is not None else None),
+                self._session.looking_up(pid),
+            ):
                 self._symbolize(process, raw)
 
     def _begin_dictionary(self, processes: Iterable[SampledProcess]) -> None:

@@ -123,6 +123,7 @@ class CallSide(Side):
     def work(self, now: float, *, final: bool = False) -> None:
         """Turns what the rings brought into rows and steps, and gives the GPU side its part."""
         self.seen_ns = self.drained_ns
+        self._session.fill_look_ups(now)
         for job in self._session.roster.jobs:
             if job.over_since and now - job.over_since > FINISHED_S:
                 self._finish(job, now)

@@ -19,13 +19,13 @@ from argus.cupti.arm import helper_address
 from argus.cupti.collector import Collector, CollectorState
 from argus.cupti.decode import Batch
 from argus.live.cost.governor import Part, Rung
+from argus.live.cost.turns import Turns
 from argus.live.coverage import Seen
 from argus.live.gpu.describe import GpuView, describe, failures, view_of
 from argus.live.gpu.duty_cycle import DutyCycles
 from argus.live.gpu.injection import Injector
 from argus.live.gpu.process import LINGER_S, CuptiProgram, GpuProcess, key_of, mapped_now
 from argus.live.gpu.rows import GpuRows
-from argus.live.gpu.turns import Turns
 from argus.live.job import Job, Member
 from argus.live.roster import YOUNG_S
 from argus.live.session import Session
@@ -39,12 +39,17 @@ AGAIN_SHARE = 1 / 20
 """Of its age: how soon a candidate is checked again."""
 AGAIN_S = 1.0
 """Before a process that runs another program now is read anew."""
+HANGS_S = 120.0
+"""The loop may hang for so long before the helpers are left to switch CUPTI off."""
 STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
 SETTLE_S = 2.0
 """How long "not armed" may be only the first answer."""
 UNARMED_S = 0.5
 """How often a process without the helper is checked: whether it has ended."""
+OF_LOOP, SAVED_S = 0.5, 0.25
+"""Share of the loop's time for GPU records of several owners, and what an owner that made few has saved: half a million
+records at once."""
 KEPT_BATCHES = 64
 """Buffers of a process that is no rank yet: it becomes one with the first of them, or never."""
 NOT_BEGUN = 0.0, "GPU times have not begun"
@@ -104,7 +109,8 @@ class GpuSide(Side):
         """Of each candidate: when it was checked first, when it is again, and how much it had mapped."""
         self._stopping = False
         self._injector = Injector(session.note)
-        self._turns = Turns()
+        self._turns = Turns(OF_LOOP, SAVED_S)
+        self._polled = 0.0
 
     # ---- who
 
@@ -167,11 +173,6 @@ class GpuSide(Side):
             if process.member is None and process.program is not None
             if any(len(batch.gpu) for batch in process.program.batches)
         }
-
-    @property
-    def share(self) -> float:
-        """Share of the time for which GPU times are recorded, of the owner with the lowest."""
-        return self._duties.share
 
     def observed(self, members: Sequence[Member]) -> dict[int, dict[str, Seen]]:
         """Whether GPU times are recorded, of processes that have loaded CUDA."""
@@ -270,6 +271,7 @@ class GpuSide(Side):
 
     def poll(self, now: float, slack_s: float = 0.0) -> None:
         """Fetches what was recorded, by owners whose turn it is."""
+        self._polled = now
         self._turns.fill({process.owner for process in self._processes if process.timed}, now)
         for process in self._processes:
             if not process.over and now >= process.due:
@@ -361,7 +363,6 @@ class GpuSide(Side):
             early, program.batches = program.batches[:-KEPT_BATCHES], program.batches[-KEPT_BATCHES:]
             self._count_without_rank(process, early)
         elif program is not None and program.collector.stopped:
-            # It was never a rank, and may still become one by what the rings hold.
             process.ended_at = process.ended_at or now
             if now > process.ended_at + LINGER_S:
                 self._end(process)
@@ -424,6 +425,12 @@ class GpuSide(Side):
             self._injector.finish(process)
             if process.program is not None and not process.over:
                 process.program.collector.begin_stop()
+
+    def relieve(self, now: float) -> None:
+        """Lets the helpers know that Argus lives, while the loop hangs for a while: they switch CUPTI off otherwise."""
+        for process in self._processes if now < self._polled + HANGS_S else ():
+            if (program := process.program) is not None:
+                program.collector.beat()
 
     def stop(self) -> None:
         """Waits until CUPTI is off everywhere and its last records are here."""

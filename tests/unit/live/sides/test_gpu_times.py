@@ -23,7 +23,6 @@ from argus.live.gpu import injection
 from argus.live.gpu import process as gpu_process
 from argus.live.gpu import rows as rows_of_gpus
 from argus.live.gpu.process import host_tids
-from argus.live.gpu.turns import OF_LOOP, SAVED_S, Turns
 from argus.live.job import Job, Member
 from argus.live.sides import gpu_times as gpu_module
 from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
@@ -165,11 +164,15 @@ class FakeCollector:
         self.stopped = self.closed = False
         self.extra: dict[str, tuple[int, bool]] = {}
         self.shares: list[float] = []
+        self.beats = 0
         FakeCollector.made.append(self)
 
     @classmethod
     def find(cls, pid: int) -> FakeCollector | None:
         return cls(pid, CuptiOptions()) if pid in cls.armed else None
+
+    def beat(self) -> None:
+        self.beats += 1
 
     def set_share(self, share: float) -> None:
         self.shares.append(share)
@@ -924,34 +927,11 @@ def test_who_is_alone_never_waits(made: list[FakeCollector], monkeypatch: pytest
     assert [len(each.batches) for each in made] == [0, 0]
 
 
-def test_time_is_shared_by_owners() -> None:
-    turns = Turns()
-    a, b, c = (1001, ""), (1002, ""), (1003, "")
-    turns.fill({a, b, c}, 10.0)
-    assert all(map(turns.may, (a, b, c)))
-    for owner in (a, b):
-        turns.spend(owner, SAVED_S + 1.0)
-    turns.fill({a, b, c}, 11.0)
-    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.75, -0.75, SAVED_S]), "c needs nothing"
-    assert [turns.may(owner) for owner in (a, b, c)] == [False, False, True]
-    turns.spend(c, 2.0)
-    turns.fill({a, b, c}, 12.5)
-    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.5, -0.5, SAVED_S - 1.75])
-    turns.fill({a}, 12.6)
-    assert turns.may(a), "alone"
-    turns.fill({a, b}, 12.7)
-    assert turns.may(b)
-    assert not turns.may(a), "it had not become better"
-
-
-def test_a_user_s_many_containers_have_the_time_of_eight() -> None:
-    turns = Turns()
-    many, other = {(1001, str(number)) for number in range(32)}, (1002, "")
-    owners = {*many, other}
-    turns.fill(owners, 10.0)
-    for owner in owners:
-        turns.spend(owner, SAVED_S + 1.0)
-    turns.fill(owners, 10.9)
-    gained = {owner: turns._left_s[owner] + 1.0 for owner in owners}
-    assert gained[other] == pytest.approx(OF_LOOP * 0.9 / 9)
-    assert sum(gained[owner] for owner in many) == pytest.approx(8 * gained[other])
+def test_helpers_hear_of_argus_while_the_loop_hangs(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    session.go()
+    for late_s, beats in ((1.0, 1), (60.0, 2), (gpu_module.HANGS_S + 1, 2)):
+        session.side.relieve(session.now + late_s)
+        assert made[0].beats == beats, late_s

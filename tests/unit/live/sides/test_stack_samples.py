@@ -720,3 +720,17 @@ def test_a_program_without_cpython_is_searched_again_when_it_maps_something(monk
     numbers = itertools.count(4)
     monkeypatch.setattr(processes, "mapped_pages", lambda pid: b"%d" % next(numbers))
     assert look(100) == 10, "one that allocates: every ten seconds"
+
+
+def test_new_stacks_of_an_owner_do_not_hold_the_loop(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    may = [True, True, False, False, True]
+    monkeypatch.setattr(session.shared, "may_look_up", lambda pid: asked.append(pid) or may[len(asked) - 1])
+    for number, function in enumerate(("getpid", "getppid", "getuid", "geteuid", "getgid"), 11):
+        session.sampler.stack(number, function)
+        session.sampler.row(number)
+    session.go()
+    session.go()
+    assert asked == [PID] * 5
+    assert {name for name in session.functions if name} == {"getpid", "getppid", "getgid"}
+    assert session.shared.losses.of(session.job)["stack_samples_without_stack"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 
@@ -297,3 +298,25 @@ def test_names_that_the_kernel_could_not_read_are_read_or_counted() -> None:
     assert found["name"][0][:6].tobytes() == b"step 7"
     assert (found[2] == rows[2]).all(), "its name is what it says"
     assert names.unread == 1
+
+
+def test_an_address_is_read_once_in_a_turn_however_many_marks_have_it() -> None:
+    here = ctypes.create_string_buffer(b"step 7")
+    rows = np.zeros(1000, records.MARK)
+    rows["pid"], rows["name_len"], rows["flags"] = os.getpid(), 8, records.FLAG_NAME_ADDRESS
+    for row, address in zip(rows, [ctypes.addressof(here), 16] * 500, strict=True):
+        row["name"][:8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
+
+    class LookUps:
+        asked = 0
+
+        def may_look_up(self, pid: int) -> bool:
+            self.asked += 1
+            return True
+
+        def looking_up(self, pid: int) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    names = KernelNames(look_ups := LookUps())
+    assert names.complete(rows)["name_len"].tolist() == [6, 0] * 500
+    assert (look_ups.asked, names.unread) == (2, 500)

@@ -1,0 +1,81 @@
+"""How much of the loop's time may be spent on each owner's processes, for what a process can have without end.
+
+So where processes of several owners are traced, each has an account of time, filled all the time; what was done for its
+processes is taken off. While an account is empty that is not done for them.
+
+* GPU records lie in memory of the process. They are left there: the helper runs out of buffers, and counts what it
+  drops as losses of that process.
+* Names of kernels, ranges and stacks are read from the process, and demangled. They stay what they are: addresses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+
+from argus.model.losses import UNKNOWN, Owner
+
+CONTAINERS = 8
+"""Containers of a user that count as owners of their own; those of a user with more share as much."""
+_ROUNDS = 4
+"""In which what full accounts leave is handed to the others."""
+
+
+class Turns:
+    """The accounts of one trace's owners.
+
+    Args:
+        of_loop: Share of the loop's time for all owners together. An owner that uses less than its part leaves it to
+            those that use more (max-min fairness).
+        saved_s: The most that an account holds.
+        clock: What is taken off: CPU time of the thread, or, with ``time.monotonic``, the time for which it was held.
+    """
+
+    def __init__(self, of_loop: float, saved_s: float, clock: Callable[[], float] | None = None) -> None:
+        self._of_loop, self._saved_s = of_loop, saved_s
+        self._clock = clock or (lambda: time.thread_time())
+        self._left_s: dict[Owner, float] = {}
+        self._filled = 0.0
+
+    def fill(self, owners: AbstractSet[Owner], now: float) -> None:
+        """Adds what the time since the last call is worth.
+
+        Args:
+            owners: Those with processes; the accounts of others are closed. ``UNKNOWN`` stands for all who are not
+                known, and is not one of several.
+            now: ``time.monotonic()``.
+        """
+        share_s, self._filled = self._of_loop * max(now - self._filled, 0.0), now
+        self._left_s = {owner: self._left_s.get(owner, self._saved_s) for owner in owners}
+        containers = Tally(user for user, _ in owners)
+        weights = {owner: min(1.0, CONTAINERS / containers[owner[0]]) for owner in owners}
+        for _ in range(_ROUNDS):
+            open_to = [owner for owner in owners if self._left_s[owner] < self._saved_s]
+            if not open_to or share_s <= 0:
+                return
+            each_s = share_s / sum(weights[owner] for owner in open_to)
+            for owner in open_to:
+                given_s = min(each_s * weights[owner], self._saved_s - self._left_s[owner])
+                self._left_s[owner] += given_s
+                share_s -= given_s
+
+    def may(self, owner: Owner) -> bool:
+        """Whether something may be done for an owner's processes now: always, if there is no other owner."""
+        return len(self._left_s.keys() - {UNKNOWN}) < 2 or self._left_s.get(owner, 0.0) > 0
+
+    @contextmanager
+    def spending(self, owner: Owner) -> Iterator[None]:
+        """What the thread does within is done for an owner's processes."""
+        begun_s = self._clock()
+        try:
+            yield
+        finally:
+            self.spend(owner, self._clock() - begun_s)
+
+    def spend(self, owner: Owner, seconds: float) -> None:
+        """Takes off what was spent, s."""
+        if owner in self._left_s:
+            self._left_s[owner] -= seconds

@@ -1,0 +1,56 @@
+"""The loop's time, shared by those whose processes want as much of it as they can get."""
+
+from __future__ import annotations
+
+import pytest
+
+from argus.live.cost.turns import Turns
+from argus.model.losses import UNKNOWN
+
+OF_LOOP, SAVED_S = 0.5, 0.25
+
+
+def test_time_is_shared_by_owners() -> None:
+    turns = Turns(OF_LOOP, SAVED_S)
+    a, b, c = (1001, ""), (1002, ""), (1003, "")
+    turns.fill({a, b, c}, 10.0)
+    assert all(map(turns.may, (a, b, c)))
+    for owner in (a, b):
+        turns.spend(owner, SAVED_S + 1.0)
+    turns.fill({a, b, c}, 11.0)
+    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.75, -0.75, SAVED_S]), "c needs nothing"
+    assert [turns.may(owner) for owner in (a, b, c)] == [False, False, True]
+    turns.spend(c, 2.0)
+    turns.fill({a, b, c}, 12.5)
+    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.5, -0.5, SAVED_S - 1.75])
+    turns.fill({a}, 12.6)
+    assert turns.may(a), "alone"
+    turns.fill({a, b}, 12.7)
+    assert turns.may(b)
+    assert not turns.may(a), "it had not become better"
+
+
+def test_a_user_s_many_containers_have_the_time_of_eight() -> None:
+    turns = Turns(OF_LOOP, SAVED_S)
+    many, other = {(1001, str(number)) for number in range(32)}, (1002, "")
+    owners = {*many, other}
+    turns.fill(owners, 10.0)
+    for owner in owners:
+        turns.spend(owner, SAVED_S + 1.0)
+    turns.fill(owners, 10.9)
+    gained = {owner: turns._left_s[owner] + 1.0 for owner in owners}
+    assert gained[other] == pytest.approx(OF_LOOP * 0.9 / 9)
+    assert sum(gained[owner] for owner in many) == pytest.approx(8 * gained[other])
+
+
+def test_those_who_are_not_known_are_no_owner_beside_one() -> None:
+    turns = Turns(OF_LOOP, SAVED_S)
+    turns.fill({UNKNOWN, (1001, "")}, 10.0)
+    turns.spend((1001, ""), 5.0)
+    assert turns.may((1001, ""))
+    turns.fill({UNKNOWN, (1001, ""), (1002, "")}, 10.1)
+    assert not turns.may((1001, ""))
+    assert turns.may(UNKNOWN)
+    turns.spend(UNKNOWN, 5.0)
+    assert not turns.may(UNKNOWN)
+    assert not turns.may((1003, "")), "whose account is not open is not known"
