@@ -6,6 +6,7 @@
  *   ARGUS_CPUS, ARGUS_ROWS  how many logs, and rows of each, a power of two
  *   ARGUS_THREADS_EACH  threads of one process that are followed
  *   ARGUS_THREAD_OWNERS  owners whose threads are counted
+ *   ARGUS_STACK_NS, ARGUS_STACKS_NS  time for each new stack of an owner, and how much of it may be owed
  *   ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS, ARGUS_LEAVES  entries of the maps
  *   ARGUS_THREAD_PAGES  pages of threads_known: enough for every thread number there can be
  *   ARGUS_TASK_PID, ARGUS_TASK_STATE, ARGUS_TASK_RAN  offsets in struct task_struct; absent where the kernel has no BTF
@@ -177,13 +178,14 @@ BPF_HASH(threads, u32, struct thread, ARGUS_THREADS);
 /* How many of these each owner has; 0: all have together. User space counts them again when it forgets a process. */
 BPF_ARRAY(owner_threads, u32, ARGUS_THREAD_OWNERS);
 BPF_ARRAY(thread_owners, u32, 1); /* how many there are */
-/* Time that the threads of each owner had these programs run for: at samples, and at switches. Of owner 0 it is that of all
- * whose owner is not known. */
-struct owner_time {
-	u64 sampled_ns;
-	u64 switched_ns;
+/* What the threads of each owner had these programs do. Of owner 0 it is what those of all did whose owner is not known. */
+struct owner_use {
+	u64 sampled_ns;    /* time that they ran for, at samples */
+	u64 switched_ns;   /* and at switches */
+	u64 stacks_due;    /* when the new stacks that were sent are paid off */
+	u64 refused;       /* new stacks beyond its share */
 };
-BPF_ARRAY(owner_times, struct owner_time, ARGUS_THREAD_OWNERS);
+BPF_ARRAY(owner_uses, struct owner_use, ARGUS_THREAD_OWNERS);
 /* Owners whose threads are not followed off the CPU; user space sets it. */
 BPF_ARRAY(owners_resting, u32, ARGUS_THREAD_OWNERS);
 /* Thread -> address of its thread state, as user space found it. Verified at every use. */
@@ -331,16 +333,33 @@ INLINE u64 period_ns(void)
 
 INLINE void spent_at_switch(u32 owner, u64 since)
 {
-	struct owner_time *time = owner_times.lookup(&owner);
-	if (time)
-		__sync_fetch_and_add(&time->switched_ns, bpf_ktime_get_ns() - since);
+	struct owner_use *use = owner_uses.lookup(&owner);
+	if (use)
+		__sync_fetch_and_add(&use->switched_ns, bpf_ktime_get_ns() - since);
 }
 
 INLINE void spent_at_sample(u32 owner, u64 since)
 {
-	struct owner_time *time = owner_times.lookup(&owner);
-	if (time)
-		__sync_fetch_and_add(&time->sampled_ns, bpf_ktime_get_ns() - since);
+	struct owner_use *use = owner_uses.lookup(&owner);
+	if (use)
+		__sync_fetch_and_add(&use->sampled_ns, bpf_ktime_get_ns() - since);
+}
+
+/* While several owners are followed, each may have so many stacks that are new in a second (GCRA), whatever its threads do:
+ * each is a row of its own, room in a ring, and time of user space. Others have no stack: they are rows of their thread. */
+INLINE int has_stack_share(u32 owner, u64 now)
+{
+	u32 zero = 0, *owners = thread_owners.lookup(&zero);
+	struct owner_use *use = owner_uses.lookup(&owner);
+	if (!owners || *owners < 2 || !use)
+		return 1;
+	u64 due = use->stacks_due;
+	if (due > now + ARGUS_STACKS_NS) {
+		__sync_fetch_and_add(&use->refused, 1);
+		return 0;
+	}
+	use->stacks_due = (due > now ? due : now) + ARGUS_STACK_NS;
+	return 1;
 }
 
 INLINE int is_resting(u32 owner)

@@ -1,6 +1,7 @@
 /* Ends a stack, and sends what was not sent before: the stack, and the names of its code objects. */
 
-/* Ends taking the stack. If it is new, s->fresh is set: it is to be sent (send_stack). Returns its number, never 0. */
+/* Ends taking the stack. If it is new, s->fresh is set: it is to be sent (send_stack). Returns its number; 0: there are too
+ * many new ones. */
 INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64 id)
 {
 	u32 tgid = id >> 32, tid = (u32)id;
@@ -79,6 +80,8 @@ INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64
 
 	if (was_seen(number))
 		return number;
+	if (!has_stack_share(s->owner, s->now))
+		return 0;
 	s->head.stack = number;
 	s->head.ts_ns = s->now;
 	s->head.pid = tgid;

@@ -19,6 +19,10 @@ OWNERS = 2048
 owner is not known; users beyond have no bound besides their owners'."""
 
 
+_USE = np.dtype([(name, "<u8") for name in ("sampled_ns", "switched_ns", "stacks_due", "refused")])
+"""``struct owner_use`` of bpf/stacks.bpf.h."""
+
+
 class Owners:
     """Numbers owners for the kernel, and says there of how many processes are traced. Any thread may call: forks are
     noticed on one of their own.
@@ -110,8 +114,8 @@ class ThreadOwners:
         self._module = module
         self._of: dict[int, Owner] = {}
         self._numbers: dict[Owner, int] = {}
-        self._before: dict[int, NDArray[np.uint64]] = {}
-        """By number: the times that those who had it before have spent."""
+        self._before: dict[int, np.void] = {}
+        """By number: what those had used who had it before, and refusals that were taken."""
         self._resting: set[Owner] = set()
 
     def add(self, pid: int, owner: Owner) -> int:
@@ -122,7 +126,7 @@ class ThreadOwners:
             if not (number := _free_number(self._numbers.values())):
                 return 0
             self._numbers[owner] = number
-            self._before[number] = self._times(number)
+            self._before[number] = self._use(number)
             self._module["owners_resting"].set(number, int(owner in self._resting))
         self._of[pid] = owner
         self._publish()
@@ -139,14 +143,26 @@ class ThreadOwners:
     def times(self) -> dict[Owner, tuple[int, int]]:
         """Time that each owner's threads had the programs run for, at samples and at switches, ns."""
         numbers = {UNKNOWN: 0, **self._numbers}
-        return {owner: self._since_before(number) for owner, number in numbers.items()}
+        return {owner: self._times(number) for owner, number in numbers.items()}
 
-    def _since_before(self, number: int) -> tuple[int, int]:
-        sampled, switched = (self._times(number) - self._before.get(number, np.uint64(0))).tolist()
-        return sampled, switched
+    def take_refused(self) -> dict[Owner, int]:
+        """New stacks beyond an owner's share since the last call, of those that had some."""
+        found = {}
+        for owner, number in {UNKNOWN: 0, **self._numbers}.items():
+            now = self._use(number)["refused"]
+            before = self._before.setdefault(number, np.zeros(1, _USE)[0].copy())
+            if now > before["refused"]:
+                found[owner] = int(now - before["refused"])
+                before["refused"] = now
+        return found
 
-    def _times(self, number: int) -> NDArray[np.uint64]:
-        return np.frombuffer(self._module["owner_times"].get(number) or bytes(16), np.uint64)
+    def _times(self, number: int) -> tuple[int, int]:
+        now, before = self._use(number), self._before.get(number, np.zeros(1, _USE)[0])
+        return int(now["sampled_ns"] - before["sampled_ns"]), int(now["switched_ns"] - before["switched_ns"])
+
+    def _use(self, number: int) -> np.void:
+        row: np.void = np.frombuffer(self._module["owner_uses"].get(number) or bytes(_USE.itemsize), _USE)[0].copy()
+        return row
 
     def remove(self, pid: int, left: NDArray[np.uint32]) -> None:
         """A process is not looked at any more.

@@ -57,6 +57,9 @@ half is for times off the CPU, and for a reader that is late."""
 WALK_NS = 10_000_000
 """After a stack was taken at a switch, and the thread came back before ``off_cpu_ns``: how long none is taken at the
 same place. Stacks at any place that prove useless are limited to twice this rate."""
+STACK_NS, STACKS_NS = 500_000, 2_000_000_000
+"""Of an owner beside others: time for each stack that is new, and how much of it may be owed: 2,000 a second, and 4,000
+at once, which is what the ring has room for. A rank that begins has some hundreds."""
 STACK_RING_BYTES = 4 << 20
 """Room for some 4,000 stacks of 40 Python frames."""
 CODE_RING_BYTES = 4 << 20
@@ -295,6 +298,8 @@ class StackProbes:
             "ARGUS_THREADS": THREAD_ENTRIES,
             "ARGUS_THREADS_EACH": THREADS_EACH,
             "ARGUS_THREAD_OWNERS": OWNERS,
+            "ARGUS_STACK_NS": f"{STACK_NS}ull",
+            "ARGUS_STACKS_NS": f"{STACKS_NS}ull",
             "ARGUS_THREAD_PAGES": -(-_thread_numbers() // _THREADS_A_PAGE),
             "ARGUS_SEEN": SEEN_ENTRIES,
             "ARGUS_CODES": CODE_ENTRIES,
@@ -695,6 +700,10 @@ class StackProbes:
         """Whether an owner's threads are followed off the CPU from now on, if they are at all: those that are off it
         now are reported when they come back."""
         self._owners.rest(owner, on=not on)
+
+    def take_refused(self) -> dict[Owner, int]:
+        """New stacks that owners had beyond their share since the last call: their samples have none."""
+        return self._owners.take_refused()
 
     def owner_times(self) -> dict[Owner, tuple[int, int]]:
         """Time that each owner's threads had its programs run for, at samples and at switches, ns."""

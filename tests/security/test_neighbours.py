@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -515,6 +516,8 @@ def test_owners_of_threads_are_forgotten_with_their_processes() -> None:
     module: Any = {
         "owner_threads": SimpleNamespace(set=counted.__setitem__),
         "thread_owners": SimpleNamespace(set=there.__setitem__),
+        "owner_uses": SimpleNamespace(get=lambda number: None),
+        "owners_resting": SimpleNamespace(set=lambda number, resting: None),
     }
     made = owners.ThreadOwners(module)
     assert [made.add(1, (7, "")), made.add(2, (7, "")), made.add(3, (7, "pod"))] == [1, 1, 2]
@@ -1024,3 +1027,42 @@ def test_names_of_who_is_alone_are_all_looked_up(monkeypatch: pytest.MonkeyPatch
     of.session.fill_look_ups(of.now)
     of.launch(7, *range(300))
     assert len(of.asked) == 300
+
+
+@pytest.mark.kernel
+def test_new_stacks_of_an_owner_leave_room_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its waits is of another stack: beside others it has 50 a second, and 20 at once, here."""
+    monkeypatch.setattr(sampler, "STACK_NS", 20_000_000)
+    monkeypatch.setattr(sampler, "STACKS_NS", 400_000_000)
+    program = tmp_path / "stack_flood"
+    source = Path(__file__).with_name("stack_flood.c")
+    subprocess.run(["cc", "-O0", "-fno-omit-frame-pointer", "-o", str(program), str(source)], check=True)
+    flood = subprocess.Popen([str(program)])
+    honest = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.02)"])
+    probes = StackProbes(rate_hz=0, off_cpu_ns=1000, walk_ns=1)
+    greedy, modest = (NOBODY, ""), (1000, "")
+    stacks: Tally[int] = Tally()
+
+    def taken() -> int:
+        stacks.update(int(raw.head["pid"]) for raw in probes.drain().stacks)
+        return stacks[flood.pid]
+
+    try:
+        probes.add_target(flood.pid, greedy)
+        wait_until(lambda: taken() > 300, what="stacks of one that is alone")
+        assert probes.take_refused() == {}
+        begun = time.monotonic()
+        probes.add_target(honest.pid, modest)
+        taken()
+        stacks.clear()
+        time.sleep(1)
+        wait_until(lambda: taken() > 0 and stacks[honest.pid] > 0, what="stacks of both")
+        assert stacks[flood.pid] <= 50 * (time.monotonic() - begun) + 20 + 10
+        assert (refused := probes.take_refused()).keys() == {greedy}
+        assert refused[greedy] > 100
+        assert probes.take_refused().get(modest) is None
+    finally:
+        probes.close()
+        for process in (flood, honest):
+            process.kill()
+            process.wait()

@@ -28,7 +28,7 @@ from argus.live.sampling.waits import Waits
 from argus.live.session import Session
 from argus.live.side import Counters, Side
 from argus.live.sides.draining import RELIEVE_S
-from argus.model.losses import UNKNOWN, Owner
+from argus.model.losses import UNKNOWN, Owner, Whom
 from argus.model.records import STACK_LOSS_COUNTERS, StackCounter
 from argus.model.units import elapsed
 from argus.system import debug
@@ -57,7 +57,12 @@ LATE_S = 3.0
 """Sampling that began so long after the trace is reported: on a busy node, when programs are compiled first."""
 
 
-_LOST = ("stacks_without_rank", "stack_samples_without_rank", "stack_samples_without_stack")
+_LOST = (
+    "stacks_without_rank",
+    "stack_samples_without_rank",
+    "stack_samples_without_stack",
+    "stack_samples_over_share",
+)
 """Counted as they come, in ``Session.losses``."""
 
 
@@ -297,6 +302,8 @@ class StackSide(Side):
         self._processes.begin_listing()
         for process in self._processes.by_pid.values():
             self._read_threads(process, with_names=with_names)
+        for owner, number in self._programs.probes.take_refused().items():
+            self._session.losses.count("stack_samples_over_share", Whom(None, owner), number=number)
         counts, pauses = self._counts, self._pauses
         self._counts, self._pauses = [], []
         self._rows.write(counts, pauses, self._usage, now, slack_s=SLACK_S)

@@ -99,6 +99,9 @@ class Sampler:
 
     def close(self) -> None: ...
 
+    def take_refused(self) -> dict[Owner, int]:
+        return {}
+
     def stack(self, number: int, function: str) -> None:
         head = np.zeros(1, records.STACK)[0]
         head["stack"], head["pid"], head["tid"], head["native_frames"] = number, PID, PID, 1
