@@ -260,6 +260,7 @@ class StackProbes:
     Attributes:
         state: "sampling" and "off-cpu": "on", "off: why" or "failed: why"; of ``FOLLOWED``, those that failed.
         period_ns: Time that one sample stands for now.
+        owners: Whose threads are followed, and what they had the programs do.
         longest_poll_s: So often ``drain`` is to be called, or rings may overflow if every sample is a new stack.
 
     Raises:
@@ -330,7 +331,7 @@ class StackProbes:
         self._kept_bytes = self._counted_ns = 0
         self._closed = False
         self._spaces: dict[int, int] = {}
-        self._owners = ThreadOwners(self._module)
+        self.owners = ThreadOwners(self._module)
         self._thread_states: dict[int, dict[int, int]] = {}
         self._with_python: set[int] = set()
 
@@ -475,7 +476,7 @@ class StackProbes:
     def add_target(self, pid: int, owner: Owner = UNKNOWN) -> None:
         """Takes stacks of a process: native ones, until ``set_python``. Called again, its stacks have new numbers."""
         refused, threads, *_ = self._target(pid) if pid in self._spaces else (0, 0)
-        number = self._owners.add(pid, owner)
+        number = self.owners.add(pid, owner)
         self._spaces[pid] = secrets.randbits(64)
         self._module["stack_targets"].set(pid, struct.pack(_TARGET, refused, threads, number, self._spaces[pid]))
         self._publish_targets()
@@ -568,7 +569,7 @@ class StackProbes:
         rows = self._thread_rows()
         for tid in rows["tid"][rows["pid"] == pid].tolist():
             self._module["threads"].delete(tid)
-        self._owners.remove(pid, self._thread_rows()["owner"])
+        self.owners.remove(pid, self._thread_rows()["owner"])
 
     def over_share(self, pid: int) -> int:
         """Samples and switches of a process's threads beyond its share (``StackCounter.THREADS_OVER_SHARE``)."""
@@ -699,15 +700,7 @@ class StackProbes:
     def follow_waits(self, owner: Owner, on: bool) -> None:
         """Whether an owner's threads are followed off the CPU from now on, if they are at all: those that are off it
         now are reported when they come back."""
-        self._owners.rest(owner, on=not on)
-
-    def take_refused(self) -> dict[Owner, int]:
-        """New stacks that owners had beyond their share since the last call: their samples have none."""
-        return self._owners.take_refused()
-
-    def owner_times(self) -> dict[Owner, tuple[int, int]]:
-        """Time that each owner's threads had its programs run for, at samples and at switches, ns."""
-        return self._owners.times()
+        self.owners.rest(owner, on=not on)
 
     def execs(self) -> int:
         """How often a traced process has executed another program."""

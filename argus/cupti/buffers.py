@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from argus.cupti.shared import SlotState
 from argus.model.errors import ArgusError
 
 _MAX_NAME_BYTES = 1 << 16
-MAX_NAMES, MAX_NAME_CHARACTERS = 1 << 17, 32 << 20
-"""Names of a process that are known at most, 20 MB as names go, and their characters in all: further ones are lost, and
+MAX_NAMES, MAX_NAMES_BYTES = 1 << 17, 32 << 20
+"""Names of a process that are known at most, 20 MB as names go, and what they take in all: further ones are lost, and
 counted. And where they lay: that is looked up anew. A program that makes kernels as it runs never stops making
 others."""
 
@@ -126,7 +127,7 @@ class Buffers:
         self.pointers: dict[int, int] = {}
         """Addresses of names in the process -> their ids."""
         self._places = {"": 0}
-        self._characters = 0
+        self._names_bytes = 0
         self._helper_ids: list[int] = [0]  # the helper's id of a name -> its place in ``names``
         self._names_read = 0
         self._copy = np.empty(0, np.uint8)
@@ -190,6 +191,9 @@ class Buffers:
             valid, count = int(header["valid"]), int(header["count"])
             if valid > buffer_bytes or count > len(index):
                 raise Damaged("a buffer holds more than fits")
+            of_records, of_index = memory.buffer_there(slot, buffer_bytes)
+            if valid > of_records or (states[slot] == SlotState.READY and 4 * count > of_index):
+                raise Damaged("a buffer that nobody has written")
             if states[slot] == SlotState.FULL:
                 assert self.claim is not None
                 if not self.claim(memory.slot_states[slot : slot + 1].ctypes.data):
@@ -260,10 +264,11 @@ class Buffers:
         place = self._places.get(text)
         if place is not None:
             return place
-        if len(self.names) >= MAX_NAMES or self._characters + len(text) > MAX_NAME_CHARACTERS:
+        size = sys.getsizeof(text)  # of each character one, two or four bytes
+        if len(self.names) >= MAX_NAMES or self._names_bytes + size > MAX_NAMES_BYTES:
             self.names_unread += pointer not in self.pointers
             return 0
-        self._characters += len(text)
+        self._names_bytes += size
         place = self._places[text] = len(self.names)
         self.names.append(text)
         return place
@@ -295,6 +300,8 @@ class Buffers:
             raise Damaged("its names")
         if used == self._names_read:
             return
+        if used - self._names_read > memory.there(shared.NAMES_OFFSET + self._names_read):
+            raise Damaged("names that nobody has written")
         raw = memory.view(shared.NAMES_OFFSET + self._names_read, used - self._names_read).tobytes()
         at = 0
         while at < len(raw):
@@ -339,9 +346,10 @@ class Buffers:
         table = self.layouts.table()
         for slot in (*full.tolist(), *lent.tolist()):
             buffer, _ = memory.buffer(slot, buffer_bytes)
-            valid = buffer_bytes
+            valid = min(memory.buffer_there(slot, buffer_bytes)[0], buffer_bytes)
+            buffer = buffer[:valid]
             if left["state"][slot] == SlotState.FULL:
-                valid = min(int(left["valid"][slot]), buffer_bytes)
+                valid = min(int(left["valid"][slot]), valid)
             elif not _written(buffer):
                 continue
             own = self._own(buffer[:valid])
@@ -366,7 +374,8 @@ class Buffers:
         """Counts what CUPTI did not give back though it was forced to: it may still write there, so it is not read."""
         slots, buffer_bytes = self.geometry
         for slot in np.flatnonzero(memory.slot_states[:slots] == SlotState.LENT).tolist():
-            kept = _written(memory.buffer(slot, buffer_bytes)[0])
+            there = min(memory.buffer_there(slot, buffer_bytes)[0], buffer_bytes)
+            kept = _written(memory.buffer(slot, buffer_bytes)[0][:there])
             self.unfinished_buffers += kept > 0
             self.unknown_bytes += kept
 

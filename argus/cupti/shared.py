@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import mmap
+import os
 import platform
 from typing import Any
 
@@ -169,6 +170,7 @@ class Memory:
 
     def __init__(self, fd: int, size_bytes: int = HEAD_BYTES) -> None:
         self.size_bytes = size_bytes
+        self._fd = fd
         self.fence = make_fence()
         # Unmapped when the last array over it is gone.
         self._map = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -215,6 +217,19 @@ class Memory:
         at = BUFFERS_OFFSET + slot * stride_bytes(buffer_bytes)
         index_bytes = buffer_bytes // INDEX_DIVISOR
         return self.view(at, buffer_bytes), self.view(at + buffer_bytes, index_bytes // 4, "<u4")
+
+    def there(self, offset: int) -> int:
+        """Bytes of the file from an offset on that somebody has written, up to the first page that nobody has: to read
+        such a page makes it, and it counts as the reader's."""
+        try:
+            return max(os.lseek(self._fd, offset, os.SEEK_HOLE) - offset, 0)
+        except OSError:  # behind its end
+            return 0
+
+    def buffer_there(self, slot: int, buffer_bytes: int) -> tuple[int, int]:
+        """The same of a slot's records, and of its index."""
+        at = BUFFERS_OFFSET + slot * stride_bytes(buffer_bytes)
+        return self.there(at), self.there(at + buffer_bytes)
 
     def wake(self, name: str) -> None:
         """Wakes whoever sleeps on this word (futex, between processes)."""

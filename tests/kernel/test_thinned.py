@@ -106,7 +106,7 @@ def test_waits_of_one_owner_are_not_followed_and_those_of_another_are() -> None:
                 assert waits[processes[0].pid] == 0
 
             wait_until(lambda: waited(0) > 200 and waited(1) > 5, what="waits of both")
-            times = probes.owner_times()
+            times = probes.owners.times()
             assert times[often][1] > 3 * times[seldom][1] > 0
             assert times[often][0] == times[seldom][0] == 0, "nothing is sampled"
             together = sum(switched for _, switched in times.values())
@@ -115,7 +115,7 @@ def test_waits_of_one_owner_are_not_followed_and_those_of_another_are() -> None:
             only_the_other_is_followed()
             probes.remove_target(processes[0].pid)
             probes.add_target(processes[0].pid, often)
-            assert probes.owner_times()[often][1] < times[often][1], "times of an owner begin with its processes"
+            assert probes.owners.times()[often][1] < times[often][1], "times of an owner begin with its processes"
             only_the_other_is_followed()
             probes.follow_waits(often, True)
             wait_until(lambda: waited(0) > 20, what="waits once more")

@@ -235,6 +235,9 @@ class Flipping:
     def buffer(self, slot: int, nbytes: int) -> tuple[Any, Any]:
         return self.bytes, self.index
 
+    def buffer_there(self, slot: int, nbytes: int) -> tuple[int, int]:
+        return nbytes, 4 * len(self.index)
+
     def load(self, name: str) -> int:
         return 0
 
@@ -651,7 +654,7 @@ def test_rows_that_are_too_large_cost_no_others() -> None:
     assert writer.append("features", features("x" * 10_000_000)) == 0
     assert not writer.rows_dropped
     assert writer.counters() == {"rows_too_large": (2, True)}
-    assert sum(part.num_rows for part in writer._pending["features"]) == 20
+    assert sum(part.rows.num_rows for part in writer._pending["features"]) == 20
 
 
 def test_text_that_is_no_unicode_is_stored_all_the_same() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,12 +148,38 @@ def test_buffers_are_as_large_as_was_asked_for(tmp_path: Path) -> None:
 
 def test_names_of_a_process_have_bounded_length_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that are no UTF-8 become four characters each."""
-    monkeypatch.setattr(buffers, "MAX_NAME_CHARACTERS", 40_000)
+    monkeypatch.setattr(buffers, "MAX_NAMES_BYTES", 40_000)
     found = buffers.Buffers(os.getpid())
     ids = [found._named(1000 + number, (b"\xff" * 2000 + b"%d" % number).decode(errors="backslashreplace"))
            for number in range(9)]  # fmt: skip
     assert ids == [1, 2, 3, 4, 0, 0, 0, 0, 0]
     assert found.names_unread == 5
+    wide = buffers.Buffers(os.getpid())
+    assert [wide._named(n, "\U0001f600" * (7000 + n)) for n in (1, 2)] == [1, 0], "four bytes each"
+
+
+def test_memory_that_nobody_has_written_is_not_made_by_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages would count as Argus's own, and the process's limits would not hold for them."""
+    slots, buffer_bytes = 64, 1 << 18
+    fd = os.memfd_create("argus-test")
+    os.truncate(fd, shared.total_bytes(slots, buffer_bytes))
+    memory = shared.Memory(fd, shared.total_bytes(slots, buffer_bytes))
+    memory.slots["state"][:slots] = shared.SlotState.READY
+    memory.slots["valid"][:slots] = buffer_bytes
+    begun = os.fstat(fd).st_blocks
+    found = buffers.Buffers(os.getpid())
+    found.geometry = slots, buffer_bytes
+    with pytest.raises(Damaged, match="nobody has written"):
+        found.take(memory, [])
+    memory.slots["state"][:slots] = shared.SlotState.LENT
+    found.layouts = SimpleNamespace(table=lambda: None)  # type: ignore[assignment]
+    found.take_left(memory, [])
+    found.count_kept(memory)
+    memory.store("names_used", shared.NAMES_BYTES)
+    with pytest.raises(Damaged, match="nobody has written"):
+        found._read_names(memory)
+    assert os.fstat(fd).st_blocks <= begun + 16, "the head"
+    os.close(fd)
 
 
 def test_a_process_does_not_say_what_observing_it_costs() -> None:

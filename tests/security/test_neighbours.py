@@ -1050,7 +1050,7 @@ def test_new_stacks_of_an_owner_leave_room_to_others(tmp_path: Path, monkeypatch
     try:
         probes.add_target(flood.pid, greedy)
         wait_until(lambda: taken() > 300, what="stacks of one that is alone")
-        assert probes.take_refused() == {}
+        assert probes.owners.take_refused() == {}
         begun = time.monotonic()
         probes.add_target(honest.pid, modest)
         taken()
@@ -1058,9 +1058,9 @@ def test_new_stacks_of_an_owner_leave_room_to_others(tmp_path: Path, monkeypatch
         time.sleep(1)
         wait_until(lambda: taken() > 0 and stacks[honest.pid] > 0, what="stacks of both")
         assert stacks[flood.pid] <= 50 * (time.monotonic() - begun) + 20 + 10
-        assert (refused := probes.take_refused()).keys() == {greedy}
+        assert (refused := probes.owners.take_refused()).keys() == {greedy}
         assert refused[greedy] > 100
-        assert probes.take_refused().get(modest) is None
+        assert probes.owners.take_refused().get(modest) is None
     finally:
         probes.close()
         for process in (flood, honest):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,9 +23,10 @@ from argus.semantics.phases.gpu import kinds_of, what_of
 from argus.system.aside import Aside
 from argus.tables import gpu as gpu_rows
 
-MOST_OPS = 2 << 20
+MOST_OPS, OF_OWNER, OF_ALL = 2 << 20, 8 << 20, 16 << 20
 """Operations of all GPUs of a process that are kept for windows, and for steps, 36 MB a million: what a process says of
-its GPUs and of when something ran may be anything."""
+its GPUs and of when something ran may be anything. And of all processes of an owner, and in all: each process has as
+much. A rank keeps some thousands."""
 LINGER_S = 3.0
 """How long after its end a process's last records, and the last steps of its job, are waited for."""
 RECENT_WINDOWS = 5
@@ -159,6 +161,15 @@ class GpuProcess:
         self.program = self.injection = None
         self.usage, self.steps, self.flops = GpuUsage(MOST_OPS), GpuSteps(MOST_OPS), GpuFlops()
         self.unanswered = self.unanswered[:0].copy()
+
+
+def share_room(processes: Iterable[GpuProcess]) -> None:
+    """Has processes keep as many operations as there is room for."""
+    live = [process for process in processes if not process.over]
+    of_owner = Counter(process.owner for process in live)
+    for process in live:
+        most = min(MOST_OPS, OF_OWNER // of_owner[process.owner], OF_ALL // len(live))
+        process.usage.most = process.steps.most = most
 
 
 def key_of(target: Target) -> tuple[int, int]:

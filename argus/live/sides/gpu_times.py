@@ -24,7 +24,7 @@ from argus.live.coverage import Seen
 from argus.live.gpu.describe import GpuView, describe, failures, view_of
 from argus.live.gpu.duty_cycle import DutyCycles
 from argus.live.gpu.injection import Injector
-from argus.live.gpu.process import LINGER_S, CuptiProgram, GpuProcess, key_of, mapped_now
+from argus.live.gpu.process import LINGER_S, CuptiProgram, GpuProcess, key_of, mapped_now, share_room
 from argus.live.gpu.rows import GpuRows
 from argus.live.job import Job, Member
 from argus.live.roster import YOUNG_S
@@ -133,7 +133,8 @@ class GpuSide(Side):
         for job in jobs:
             for member in job.ranks():
                 process = by_key.get(key_of(member.target))
-                if process is None and not self._stopping and member.state == "traced" and not self._has(member):
+                missing = process is None and not any(each.member is member for each in self._processes)
+                if missing and not self._stopping and member.state == "traced":
                     process = self._add(GpuProcess(member.target, now))
                 if process is not None and process.member is None:
                     process.job, process.member = job, member
@@ -153,11 +154,9 @@ class GpuSide(Side):
             if (pages != mapped or not pages) and Collector.find(target.pid) is not None:
                 self._add(GpuProcess(target, now))
 
-    def _has(self, member: Member) -> bool:
-        return any(process.member is member for process in self._processes)
-
     def _add(self, process: GpuProcess) -> GpuProcess:
         self._processes.append(process)
+        share_room(self._processes)
         if self._mode == "auto":
             process.program = self._program_of(process)
         return process
@@ -428,9 +427,9 @@ class GpuSide(Side):
 
     def relieve(self, now: float) -> None:
         """Lets the helpers know that Argus lives, while the loop hangs for a while: they switch CUPTI off otherwise."""
-        for process in self._processes if now < self._polled + HANGS_S else ():
-            if (program := process.program) is not None:
-                program.collector.beat()
+        programs = (process.program for process in self._processes if now < self._polled + HANGS_S)
+        for program in filter(None, programs):
+            program.collector.beat()
 
     def stop(self) -> None:
         """Waits until CUPTI is off everywhere and its last records are here."""

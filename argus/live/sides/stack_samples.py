@@ -197,7 +197,7 @@ class StackSide(Side):
         """What its programs took of each owner's threads."""
         if not self.on:
             return {}
-        times = self._programs.probes.owner_times()
+        times = self._programs.probes.owners.times()
         return {
             Part.STACKS: {owner: sampled for owner, (sampled, _) in times.items()},
             Part.OFF_CPU: {owner: switched for owner, (_, switched) in times.items()},
@@ -302,7 +302,7 @@ class StackSide(Side):
         self._processes.begin_listing()
         for process in self._processes.by_pid.values():
             self._read_threads(process, with_names=with_names)
-        for owner, number in self._programs.probes.take_refused().items():
+        for owner, number in self._programs.probes.owners.take_refused().items():
             self._session.losses.count("stack_samples_over_share", Whom(None, owner), number=number)
         counts, pauses = self._counts, self._pauses
         self._counts, self._pauses = [], []

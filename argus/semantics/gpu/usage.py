@@ -152,7 +152,7 @@ class GpuUsage:
     def __init__(self, most: int | None = None) -> None:
         self.late = 0
         """Operations that came after their window was closed, or were too many."""
-        self._most = most
+        self.most = most
         self._devices: dict[int, _Device] = {}
         self._newest_ns = 0
         self._launches_known = False
@@ -179,7 +179,7 @@ class GpuUsage:
                 device.closed_ns = min(device.closed_ns, first)
             self.late += int(np.sum(of_device["start"] < device.closed_ns))
             device.fresh.append(of_device)
-        while self._most is not None and sum(device.size for device in self._devices.values()) > self._most:
+        while self.most is not None and sum(device.size for device in self._devices.values()) > self.most:
             device = max(self._devices.values(), key=lambda device: device.size)
             device.ops, dropped = _newest([device.ops, *device.fresh], device.size // 2)
             device.fresh = []
@@ -226,7 +226,7 @@ class GpuSteps:
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most
+        self.most = most
         self.dropped = 0
         """Operations that were dropped since their step did not come."""
         self.phases = GpuPhases()
@@ -255,9 +255,9 @@ class GpuSteps:
             kept.append(short[ops["device"] == number])
             if sum(map(len, kept)) > KEPT_OPS:
                 self._drop(number, KEPT_OPS // 2)
-        while self._most is not None:
+        while self.most is not None:
             sizes = {number: sum(map(len, kept)) for number, kept in self._ops.items()}
-            if sum(sizes.values()) <= self._most:
+            if sum(sizes.values()) <= self.most:
                 break
             number = max(sizes, key=sizes.__getitem__)
             self._drop(number, sizes[number] // 2)

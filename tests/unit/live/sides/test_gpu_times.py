@@ -22,7 +22,7 @@ from argus.live.display.view import JobView, RankView, View
 from argus.live.gpu import injection
 from argus.live.gpu import process as gpu_process
 from argus.live.gpu import rows as rows_of_gpus
-from argus.live.gpu.process import host_tids
+from argus.live.gpu.process import MOST_OPS, OF_ALL, OF_OWNER, GpuProcess, host_tids, share_room
 from argus.live.job import Job, Member
 from argus.live.sides import gpu_times as gpu_module
 from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
@@ -935,3 +935,19 @@ def test_helpers_hear_of_argus_while_the_loop_hangs(made: list[FakeCollector]) -
     for late_s, beats in ((1.0, 1), (60.0, 2), (gpu_module.HANGS_S + 1, 2)):
         session.side.relieve(session.now + late_s)
         assert made[0].beats == beats, late_s
+
+
+def test_operations_of_an_owner_s_processes_are_bounded_in_all(made: list[FakeCollector]) -> None:
+    owners = [(1001, "")] * 30 + [(1002, "")]
+    jobs = [Job("j", 7, "", owner) for owner in owners]
+    target: Any = SimpleNamespace(pid=1, start_ticks=1)
+    processes = [GpuProcess(target, 0.0, job=job) for job in jobs]
+    share_room(processes[:1])
+    assert processes[0].usage.most == processes[0].steps.most == MOST_OPS
+    share_room(processes)
+    assert sum(process.usage.most or 0 for process in processes[:30]) <= OF_OWNER
+    assert processes[-1].usage.most == OF_ALL // 31
+    for process in processes[1:]:
+        process.over = True
+    share_room(processes)
+    assert processes[0].usage.most == MOST_OPS

@@ -47,6 +47,7 @@ class Sampler:
 
     def __init__(self, **options: Any) -> None:
         self.state = {"sampling": "on", "off-cpu": "on"}
+        self.owners = SimpleNamespace(take_refused=dict)
         self.counts: list[np.ndarray[Any, Any]] = []
         self.new: list[RawStack] = []
         self.off = np.zeros(0, records.OFF_NOW)
@@ -98,9 +99,6 @@ class Sampler:
         return Drained(counts, new, [], np.zeros(0, records.PAUSE))
 
     def close(self) -> None: ...
-
-    def take_refused(self) -> dict[Owner, int]:
-        return {}
 
     def stack(self, number: int, function: str) -> None:
         head = np.zeros(1, records.STACK)[0]
