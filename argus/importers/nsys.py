@@ -12,7 +12,7 @@ import os
 import re
 import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.importers.kineto import EPOCH_2000_NS, rank_in_name
+from argus.importers.packed import too_large
 from argus.importers.recordings.collectives import operation_name, take_collectives
 from argus.importers.recordings.facts import NSYS, NSYS_VARIABLES, nsys_facts
 from argus.importers.recordings.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
@@ -35,11 +36,19 @@ SUFFIXES = (".sqlite", ".db", ".sqlite3")
 """How names of exported recordings end."""
 EXPORT_HINT = "Export one with: nsys export --type sqlite report.nsys-rep"
 ROWS = 65_536
-"""Rows that are Python objects at once."""
+"""Rows of numbers that are Python objects at once."""
+AT_ONCE = 256
+"""The same of rows with texts."""
 
 MAX_TABLES = 2_000
 """Recordings have some 100."""
 MAX_TEXT_BYTES = 64 << 20
+MAX_NAME = 16_384
+"""Characters of a name that are read. Kernels of templates have some thousand."""
+MAX_RANGE = 1_024
+"""The same of a range: any number of ranges may refer to one name."""
+MAX_PROCESSES = 1_024
+"""Processes that used a GPU, in one recording: each becomes a rank."""
 _ARGUMENT = re.compile(r"PROCESS_0:(?:COMMAND|ARGUMENT_(\d{1,4}))")
 _ENVIRONMENT = 1 << 20
 """Characters of a property of the target that are read."""
@@ -96,13 +105,13 @@ class _Export:
             raise ArgusError(f"{path} is empty", EXPORT_HINT, EXIT_USAGE)
         if head != _MAGIC:
             raise ArgusError(f"{path} is not an SQLite file", EXPORT_HINT, EXIT_USAGE)
-        self._whole()
+        size = self._whole()
         # By its name once more: SQLite takes no open file, and follows links by itself, also /proc/self/fd. What is
         # there by now is bounded as any recording is; a pipe would be waited for.
         # Immutable: a folder that may not be written to is enough.
         self._db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
         self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-        self._bound()
+        self._bound(size)
         self.columns: dict[str, dict[str, str]] = {}
         # No views: they run what the file's maker wrote, perhaps for ever.
         tables = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
@@ -116,13 +125,13 @@ class _Export:
     def close(self) -> None:
         self._db.close()
 
-    def _bound(self) -> None:
-        """Bounds what reading may take: the file may hold whatever its maker chose."""
+    def _bound(self, size: int) -> None:
+        """Bounds what reading may take: a file of so many bytes may hold whatever its maker chose."""
         self._db.execute("PRAGMA trusted_schema = OFF")
         if sys.version_info >= (3, 11):
             self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT_BYTES)
             self._db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        self._steps_left = MIN_STEPS + self.path.stat().st_size // max(self.page_bytes, 512) * STEPS_A_PAGE
+        self._steps_left = MIN_STEPS + size // max(self.page_bytes, 512) * STEPS_A_PAGE
         self._db.set_progress_handler(self._count, _STEPS)
 
     def _count(self) -> bool:
@@ -132,13 +141,19 @@ class _Export:
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query that has few."""
+        return list(self.each(sql, parameters))
+
+    def each(self, sql: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, of which memory holds some."""
         try:
-            return self._db.execute(sql, parameters).fetchall()
+            cursor = self._db.execute(sql, parameters)
+            while batch := cursor.fetchmany(AT_ONCE):
+                yield from batch
         except (sqlite3.Error, ValueError) as failure:
             raise self._unreadable(failure) from None
 
-    def _whole(self) -> None:
-        """Checks that the file is as long as its header declares
+    def _whole(self) -> int:
+        """The file's size. Checks that it is what its header declares
         (https://www.sqlite.org/fileformat.html#the_database_header)."""
         with open_regular(self.path) as file:
             head = file.read(100)
@@ -156,6 +171,7 @@ class _Export:
                 "Copy or export it again",
                 EXIT_USAGE,
             )
+        return there
 
     def _unreadable(self, failure: Exception) -> ArgusError:
         if self._steps_left < 0:
@@ -202,7 +218,8 @@ class _Export:
         for low in range(0, len(wanted), 500):
             part = wanted[low : low + 500]
             marks = ",".join("?" * len(part))
-            for number, text in self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({marks})", part):
+            sql = f"SELECT id, substr(value, 1, {MAX_NAME}) FROM StringIds WHERE id IN ({marks})"
+            for number, text in self.each(sql, part):
                 out[number] = str(text)
         return out
 
@@ -218,9 +235,11 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
     Raises:
         ArgusError: It cannot be read, is not an export, or has no GPU activity; in one line.
     """
-    export = _Export(path)
-    with contextlib.closing(export):
-        return _read(export, path, place, lambda share: progress(f"reading {path.name}", share))
+    try:
+        with contextlib.closing(_Export(path)) as export:
+            return _read(export, path, place, lambda share: progress(f"reading {path.name}", share))
+    except MemoryError:
+        raise too_large(path) from None
 
 
 def _read(export: _Export, path: Path, place: int, progress: object) -> list[Recording]:
@@ -243,11 +262,15 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         for (count,) in export.rows(f'SELECT count() FROM "{table}" WHERE "end" >= "start" AND NOT ({_TIMED})')
     )
     used = np.unique(of_process) if len(ops) else np.unique(call_process)
+    if len(used) > MAX_PROCESSES:
+        what = f"{len(used):,} processes that used a GPU, more than {MAX_PROCESSES:,}"
+        raise ArgusError(f"{path} has {what}", EXPORT_HINT, EXIT_USAGE)
     ranges = _ranges(export)
     progress(0.9)
     processes: dict[int, str] = {}
     if export.has("PROCESSES", "globalPid", "name"):
-        known = export.rows("SELECT CAST(globalPid AS INTEGER), name FROM PROCESSES WHERE globalPid IS NOT NULL")
+        sql = f"SELECT CAST(globalPid AS INTEGER), substr(name, 1, {MAX_NAME}) FROM PROCESSES"
+        known = export.each(f"{sql} WHERE globalPid IS NOT NULL")
         processes = {key >> 24: str(name or "") for key, name in known}
     notes = [
         f"this export has no {what}"
@@ -261,7 +284,6 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         recording = Recording(
             str(path), "nsys", rank, source, process & 0xFFFFFF, 0, _host(export), processes.get(process, ""), zero=zero
         )
-        recording.symbols, recording.functions = list(names), list(functions)
         recording.notes = list(notes)
         recording.facts = dict(facts)
         if number == 0:  # of the file, once
@@ -272,13 +294,22 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         for name in ("start_ns", "end_ns"):
             ops_of_process[name] += np.uint64(base)
         calls_of_process["ts_ns"] += base
+        recording.symbols = _own(names, ops_of_process["name"])
+        recording.functions = _own(functions, calls_of_process["function"])
         connect(recording, calls_of_process, ops_of_process)
-        named = [each for each in ranges if each[3] >> 24 == process]
+        named = ranges.get(process, [])
         take_collectives(recording, _collectives(named, base), {})
         recording.ranges = [(text, begin + base, end + base, tid & 0xFFFFFF) for text, begin, end, tid in named]
         recording.marks, recording.marked_by = marks_from(recording.ranges)
         out.append(recording)
     return out
+
+
+def _own(names: list[str], places: NDArray[Any]) -> list[str]:
+    """The first of the names, and those that are used; ``places`` become their places among these."""
+    used = np.unique(np.append(places, 0))
+    places[...] = np.searchsorted(used, places)
+    return [names[place] for place in used.tolist()] if names else []
 
 
 def _zero(export: _Export) -> tuple[int, str]:
@@ -383,26 +414,34 @@ def _calls(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
     return calls, rows[:, 2] >> 24, [known.get(number, f"function {number}") for number in ids.tolist()]
 
 
-def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
-    """NVTX ranges that may be steps, phases or collectives: (text, begin, end, globalTid)."""
+def _ranges(export: _Export) -> dict[int, list[tuple[str, int, int, int]]]:
+    """NVTX ranges that may be steps, phases or collectives: (text, begin, end, globalTid), by process. Equal texts are
+    one object."""
     if not export.has("NVTX_EVENTS", "start", "end", "globalTid"):
-        return []
-    shared = export.has("NVTX_EVENTS", "textId") and export.has("StringIds", "id", "value")
-    own = "n.text" if export.has("NVTX_EVENTS", "text") else "NULL"
-    text = f"COALESCE({own}, s.value)" if shared else own
-    joined = "LEFT JOIN StringIds s ON s.id = n.textId" if shared else ""
+        return {}
+    words = (*_STEP_WORDS, *_PHASE_WORDS, "nccl", "record_param_comms")
+    texts: dict[int, str] = {}
+    if export.has("NVTX_EVENTS", "textId") and export.has("StringIds", "id", "value"):
+        cut = f"substr(value, 1, {MAX_RANGE})"
+        likes = " OR ".join(f"{cut} LIKE '%{word}%'" for word in words)
+        texts = {number: str(text) for number, text in export.each(f"SELECT id, {cut} FROM StringIds WHERE {likes}")}
+    own = f"substr(n.text, 1, {MAX_RANGE})" if export.has("NVTX_EVENTS", "text") else "NULL"
+    shared = "n.textId" if texts else "NULL"
+    likes = " OR ".join(f"t LIKE '%{word}%'" for word in words)
     kinds = f"AND n.{_RANGE}" if export.has("NVTX_EVENTS", "eventType") else ""
-    likes = " OR ".join(f"t LIKE '%{word}%'" for word in (*_STEP_WORDS, *_PHASE_WORDS, "nccl", "record_param_comms"))
     sql = (
-        f'SELECT {text} AS t, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), CAST(n.globalTid AS INTEGER) '
-        f"FROM NVTX_EVENTS n {joined} "
-        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL AND n."end" >= n.start AND {_TIMED} {kinds} AND ({likes})'
+        f'SELECT {own} AS t, {shared} AS number, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), '
+        "CAST(n.globalTid AS INTEGER) FROM NVTX_EVENTS n "
+        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL AND n."end" >= n.start AND {_TIMED} {kinds} '
+        f"AND (t IS NULL AND number IS NOT NULL OR {likes})"
     )
-    return [
-        (str(text), begin, end, tid)
-        for text, begin, end, tid in export.rows(sql)
-        if 0 <= begin < MOST_NS and 0 <= end < MOST_NS
-    ]
+    ranges: dict[int, list[tuple[str, int, int, int]]] = {}
+    once: dict[str, str] = {}
+    for text, number, begin, end, tid in export.each(sql):
+        name = texts.get(number) if text is None else once.setdefault(str(text), str(text))
+        if name is not None and 0 <= begin < MOST_NS and 0 <= end < MOST_NS:
+            ranges.setdefault(tid >> 24, []).append((name, begin, end, tid))
+    return ranges
 
 
 def _collectives(ranges: list[tuple[str, int, int, int]], base: int) -> list[CpuRange]:
