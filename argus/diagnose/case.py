@@ -23,6 +23,7 @@ from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.read.transfers import Carried
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
+from argus.model.ranks import Gaps
 
 THRESHOLD = 0.05
 """Lost share of the step time from which a job counts as degraded. Below it lies what healthy clusters differ by:
@@ -93,7 +94,7 @@ class Logged:
     waits: tuple[str, ...] = ()
     equal: tuple[str, ...] = ()
     episodes: tuple[tuple[int, int], ...] = ()
-    unseen: tuple[int, ...] = ()
+    unseen: Gaps = field(default_factory=Gaps)
 
 
 @dataclass

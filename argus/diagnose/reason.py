@@ -203,7 +203,7 @@ def _missing(case: Case) -> str:
     before the first one may be another job's, or numbers may begin at 1."""
     ranks = sorted(case.hosts)
     logged = case.notes.logged
-    if logged is not None and (unseen := [rank for rank in logged.unseen if rank > ranks[0]]):
+    if logged is not None and (unseen := logged.unseen.above(ranks[0])):
         return lacking(unseen, "in the log of the newest steps")
     gaps = [range(low + 1, high) for low, high in pairwise(ranks) if high > low + 1]
     if not gaps:

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from argus.importers import tables
 from argus.importers.numbering import Numbering, Rows, number
-from argus.importers.rows import HOST, ImportReport, store_run
+from argus.importers.rows import HOST, ImportReport, store_run, too_high
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.ranks import HIGHEST_RANK, Gaps
 from argus.model.text import printable
 from argus.model.units import ranks_text
 from argus.store.open import Store
@@ -190,7 +191,7 @@ def _lacking(reading: _Reading) -> list[str]:
     """Ranks without rows, and ranks whose rows end before those of others, in clauses."""
     notes = []
     ranks, end = sorted(reading.last), reading.steps[1]
-    lacking = sorted(set(range(ranks[-1])) - reading.last.keys()) if reading.names is None else []
+    lacking = Gaps(ranks, 0, ranks[-1]) if reading.names is None else Gaps()
     if lacking:
         verb = "has" if len(lacking) == 1 else "have"
         notes.append(f"{ranks_text(lacking)} of 0 to {ranks[-1]} {verb} no rows")
@@ -252,6 +253,8 @@ def _ranks_of(files: Sequence[Path]) -> dict[Path, int]:
         rank = tables.number_in(file)
         if rank is None:
             raise ArgusError(f"the name of {file} has no rank", "Name the column with it: --rank-column", EXIT_USAGE)
+        if rank > HIGHEST_RANK:
+            raise too_high(str(file), rank)
         if rank in rank_of.values():
             other = next(one for one, number in rank_of.items() if number == rank)
             raise ArgusError(
@@ -593,7 +596,11 @@ def _ranks(path: Path, name: str, values: pa.Array, first: int, reading: _Readin
     # One that is none among numbers is damage, which as a name would make a rank of its own and rename the others.
     if reading.names is None and (reading.rows or 2 * numeric.sum() >= len(numeric)):
         _check(path, name, values, ~numeric, first, "the number of a rank, as others are")
-        return np.asarray(bare[:, 0].astype(np.int64))
+        ranks = np.asarray(bare[:, 0].astype(np.int64))
+        if (ranks > HIGHEST_RANK).any():
+            row = int(np.argmax(ranks))
+            raise too_high(f"{path}, row {first + row}", int(ranks[row]))
+        return ranks
     if reading.names is None:
         reading.names = []
     words, place, code = np.unique(texts, return_index=True, return_inverse=True)

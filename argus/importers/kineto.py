@@ -38,8 +38,10 @@ from argus.importers.recordings.recording import (
 )
 from argus.importers.recordings.steps import marks_from
 from argus.importers.regular import open_regular
+from argus.importers.rows import too_high
 from argus.model.calls import TORCH_DTYPE
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.ranks import HIGHEST_RANK
 from argus.model.records import GPU_OP, GpuKind
 from argus.model.units import UNKNOWN_HOST
 from argus.semantics.gpu.flops import OPERATORS, work_of
@@ -68,7 +70,6 @@ MOST_DIGITS = 18
 ENGINE = "autograd::engine::evaluate_function"
 """How ranges begin that autograd's engine makes of what it evaluates."""
 EPOCH_2000_NS = 946_684_800 * 10**9
-MOST_RANKS = 1 << 31
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
@@ -580,12 +581,14 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     distributed = head.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     rank, source = distributed.get("rank"), "trace"
-    if not _is_whole(rank) or not 0 <= rank < MOST_RANKS:
+    if _is_whole(rank) and rank > HIGHEST_RANK:
+        raise too_high(str(path), rank)
+    if not _is_whole(rank) or rank < 0:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"
     world = distributed.get("world_size")
-    world = world if _is_whole(world) and 0 < world < MOST_RANKS else 0
+    world = world if _is_whole(world) and 0 < world <= HIGHEST_RANK else 0
     base = _base_ns(path, head)
     calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
     rows = np.frombuffer(columns.ops, np.int64).reshape(-1, len(_OP_FIELDS))

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from argus import __version__
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.ranks import HIGHEST_RANK
 from argus.model.units import UNKNOWN_HOST
 from argus.store.open import Store
 from argus.store.runs import flush_whole, new_run
@@ -21,6 +23,11 @@ _WITHOUT_HOST = frozenset({"parallel_layout", "communicators", "dumped_groups", 
 """Tables that have no column for it."""
 HOST = UNKNOWN_HOST
 """The host of ranks for which a recording names none."""
+
+
+def too_high(where: str, rank: int) -> ArgusError:
+    """What to raise of a rank above :data:`HIGHEST_RANK`. ``where``: the file, and its row if it has rows."""
+    return ArgusError(f"{where}: rank {rank} is above {HIGHEST_RANK:,}", "Ranks count from 0", EXIT_USAGE)
 
 
 @dataclass

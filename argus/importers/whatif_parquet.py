@@ -26,8 +26,9 @@ from argus.diagnose.whatif.dependencies import Layout, Operations
 from argus.importers import parquet
 from argus.importers.packed import too_large
 from argus.importers.regular import open_regular
-from argus.importers.rows import ImportReport, store_run
+from argus.importers.rows import ImportReport, store_run, too_high
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.ranks import HIGHEST_RANK
 from argus.model.text import printable
 from argus.store.open import Store
 
@@ -194,6 +195,10 @@ def _trace(path: Path, meta: Path | None, name: str, layout: Layout, there: list
     end_ns = _nanoseconds(start + length)
     chunk = column("mc", -1)
     stage, dp_rank, rank = _places(table, column, layout, report)
+    for what, places in (("stage", stage), ("dp_rank", dp_rank), ("rank", rank)):
+        if int(places.max()) > HIGHEST_RANK:
+            row = int(np.argmax(places))
+            raise too_high(f"{path}, row {row}" + (f", {what}" if what != "rank" else ""), int(places[row]))
     stages = max(layout.pipeline, int(stage.max()) + 1)
     if meta is not None:
         for what, places, size in (("stage", stage, layout.pipeline), ("dp_rank", dp_rank, layout.data)):

@@ -3,14 +3,30 @@ importing them may cost."""
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from argus.importers import nsys
+from argus.diagnose.ranks import phase_times
+from argus.diagnose.read import queries
+from argus.diagnose.whatif import dependencies
+from argus.importers import iterations_csv, kineto, nsys, whatif_parquet
+from argus.importers.iterations_csv import Columns
+from argus.importers.recordings.clocks import hosts_given
 from argus.model.errors import ArgusError
+from argus.model.ranks import HIGHEST_RANK
+from argus.report.look import Look
+from argus.report.panels import heatmap, mesh
+from tests.builders import training_job
+from tests.unit.importers.test_kineto import trace
 from tests.unit.importers.test_nsys import Table, export
 
 
@@ -92,3 +108,106 @@ def test_a_recording_that_memory_does_not_suffice_for_is_one_line(
     monkeypatch.setattr(nsys, "_ranges", full)
     with pytest.raises(ArgusError, match="needs more memory than there is"):
         nsys.read(path, 0)
+
+
+# ---- numbers far beyond what is listed
+
+
+def test_ranks_beyond_all_jobs_are_refused(tmp_path: Path) -> None:
+    log, recording = tmp_path / "log.csv", tmp_path / "rank0.json"
+    log.write_text(f"rank,step,took\n0,1,5\n{HIGHEST_RANK},1,5\n{HIGHEST_RANK + 1},1,5\n")
+    columns = Columns("rank", "step", "took")
+    with pytest.raises(ArgusError, match=r"log\.csv, row 3: rank 10000001 is above 10,000,000"):
+        iterations_csv.write(cast("Any", None), "job", log, columns)
+    named = tmp_path / "rank10000001.csv"
+    named.write_text("step,took\n1,5\n")
+    with pytest.raises(ArgusError, match=r"rank10000001\.csv: rank 10000001 is above 10,000,000"):
+        iterations_csv.write(cast("Any", None), "job", named, Columns(None, "step", "took"))
+    for rank in (HIGHEST_RANK, HIGHEST_RANK + 1, 2**31 - 1):
+        recording.write_text(json.dumps(trace(0) | {"distributedInfo": {"rank": rank, "world_size": rank}}))
+        if rank == HIGHEST_RANK:
+            assert kineto.read(recording, 0).rank == rank
+            continue
+        with pytest.raises(ArgusError, match=f"rank0.json: rank {rank} is above 10,000,000"):
+            kineto.read(recording, 0)
+
+
+@pytest.mark.parametrize("what", ["stage", "dp_rank", "rank"])
+def test_workers_beyond_all_jobs_are_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "trace.parquet"
+    rows = training_job.rows(dp=1, pp=1, microbatches=1, steps=2)
+    rows = {name: list(values) for name, values in rows.items()}
+    rows.setdefault(what, [0] * len(rows["step"]))
+    rows[what][1] = HIGHEST_RANK + 1
+    pq.write_table(pa.table(rows), path)
+    with pytest.raises(ArgusError, match=f"row 1{', ' + what if what != 'rank' else ''}: rank 10000001 is above"):
+        whatif_parquet.read(path, None)
+
+
+def test_lacking_ranks_take_no_memory_each() -> None:
+    reading = iterations_csv._Reading(last={0: (19, 0), HIGHEST_RANK: (19, 0)}, steps=(0, 19))
+    notes: list[str] = []
+    assert peak_mib(lambda: notes.extend(iterations_csv._lacking(reading))) < 1
+    assert notes == ["ranks 1, 2, 3, 4, 5, 6, 7, 8 and 9999991 more of 0 to 10000000 have no rows"]
+
+
+def test_ranks_that_a_log_does_not_show_take_no_memory_each() -> None:
+    rank, step = (each.ravel() for each in np.meshgrid([0, 1], np.arange(40), indexing="ij"))
+    rows = {"rank": rank, "step": step, "duration_ns": 1e9 + rank + step % 3}
+    answers = {
+        queries.LOGGED_PHASES: {"n": np.array([len(rank)])}, queries.STEP_TIMES: rows,
+        queries.ALL_PHASES: {**rows, "phase": np.full(len(rank), "compute")},
+    }  # fmt: skip
+    params, hosts = {"job": "j", "run": 1, "first": 0, "last": 39}, {0: "a", 1: "b", HIGHEST_RANK: "c"}
+    found: list[Any] = []
+
+    def slow() -> None:
+        found.append(phase_times.slow_ranks(lambda text, params: answers[text], params, hosts, 0.05, 1e9))
+
+    assert peak_mib(slow) < 8
+    _, logged = found[0]
+    assert len(logged.unseen) == HIGHEST_RANK - 2
+    assert logged.unseen[:2] == [2, 3]
+
+
+def test_lacking_stages_take_no_memory_each(tmp_path: Path) -> None:
+    path, meta = training_job.write(
+        tmp_path, training_job.rows(dp=1, pp=2, microbatches=1, steps=2), dp_size=1, pp_size=2
+    )
+    built = whatif_parquet.read(path, meta)
+    built.operations.stage[built.operations.stage == 1] = HIGHEST_RANK
+
+    def build() -> None:
+        with pytest.raises(ArgusError, match="pipeline stage 1 has no operations"):
+            dependencies.build(built.operations, built.layout)
+
+    assert peak_mib(build) < 8
+
+
+def test_hosts_of_ranks_that_there_are_not_take_no_memory() -> None:
+    recordings: Any = [SimpleNamespace(rank=rank, path=f"rank{rank}.json") for rank in (0, HIGHEST_RANK)]
+    given: list[Any] = []
+    assert peak_mib(lambda: given.append(hosts_given([f"0-{HIGHEST_RANK}=node"], recordings))) < 1
+    assert given == [{0: "node", HIGHEST_RANK: "node"}]
+
+
+def test_a_heat_map_has_rows_for_the_ranks_alone() -> None:
+    order = np.array([7, 2**32 - 1, 0], np.int64)
+    rows = {
+        "rank": np.array([0, 7, 3, 2**32 - 1, 8], np.uint32), "place": np.array([0, 1, 0, 1, 1]),
+        "step_ns": np.array([1.0, 2.0, 9.0, 3.0, 9.0]),
+    }  # fmt: skip
+    look = cast("Look", SimpleNamespace(steps=(0, 1), read_large=lambda text, **asked: rows))
+    found: list[Any] = []
+    assert peak_mib(lambda: found.append(heatmap._filled(look, "", ["step_ns"], order, 1)["step_ns"])) < 1
+    np.testing.assert_array_equal(found[0], [[np.nan, 2], [np.nan, 3], [1, np.nan]])
+
+
+def test_a_mesh_has_columns_for_the_workers_alone() -> None:
+    look = cast("Look", SimpleNamespace(stages={0: 0, 1: 0}))
+    found: list[Any] = []
+    ranks, stage, lane = np.array([0, 1]), np.array([0, 0]), np.array([1, 1 << 21])
+    assert peak_mib(lambda: found.append(mesh._grid(look, ranks, stage, lane))) < 1
+    row, column, row_names, column_names, _ = found[0]
+    assert (row.tolist(), column.tolist()) == ([0, 0], [0, 1])
+    assert (row_names, column_names) == (["stage 0"], ["1", "2097152"])

@@ -26,6 +26,7 @@ from argus.capture.process.pytorch import GroupLayout, Layout, layout_of
 from argus.capture.reader import left_out, reader
 from argus.model import calls
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.ranks import HIGHEST_RANK
 from argus.model.units import listed
 from argus.system import redact
 from argus.system.proc import POD, container_of, read_cgroup, read_file, user_of
@@ -509,7 +510,7 @@ _LAUNCHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     ("slurm", ("SLURM_PROCID",), ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)),
 )
 _SHARED_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
-MAX_RANK = 100_000_000
+MAX_RANK = HIGHEST_RANK
 """A larger rank or world size is a mistake in the environment."""
 MAX_JOB_NAME = 200
 

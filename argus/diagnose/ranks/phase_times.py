@@ -32,6 +32,7 @@ from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.suspect import StepTime, Suspect
 from argus.diagnose.verdict import Evidence
+from argus.model.ranks import Gaps
 from argus.model.statistics import row_medians
 from argus.model.units import duration, ranks_text
 
@@ -87,7 +88,7 @@ def slow_ranks(
         for step, place, lead in zip(timers.steps[-WINDOW:], ranks, leads, strict=True)
     }
     now = {int(rank) for rank in timers.ranks[np.isfinite(timers.step[:, -MIN_STEPS:]).any(axis=1)]}
-    unseen = tuple(rank for rank in range(max(hosts, default=0)) if rank not in now)
+    unseen = Gaps(now, 0, max(hosts, default=0))
     episodes = tuple(
         (int(timers.steps[one.since]), int(timers.steps[one.until - 1])) for one in comparison.over[:MAX_RECOVERED]
     )

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.ranks import Gaps
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -449,8 +450,7 @@ def build(operations: Operations, layout: Layout) -> Model:
         names=operations.names,
     )
     stages = np.unique(template.stage)
-    if stages[-1] != len(stages) - 1:
-        lacking = sorted(set(range(int(stages[-1]))) - set(stages.tolist()))
+    if lacking := Gaps(stages.tolist(), 0, int(stages[-1])):
         raise ArgusError(
             f"pipeline stage {lacking[0]} has no operations", "Record at least one rank of every stage", EXIT_USAGE
         )

@@ -24,6 +24,7 @@ from argus.diagnose.read.query import Query, of_job
 from argus.diagnose.whatif import dependencies, operations, rebuild
 from argus.diagnose.whatif.critical_path import CriticalPath, Paths, Work, through, walk
 from argus.model.errors import ArgusError
+from argus.model.ranks import Gaps
 from argus.model.units import listed
 
 Columns = Mapping[str, NDArray[Any]]
@@ -306,8 +307,8 @@ def _rebuilt(
         for place, step in enumerate(rebuilt.model.steps.tolist())
         if first <= step <= last and step in begins
     ]
-    lacking = sorted(set(range(first, last + 1)) - {path.step for path in paths})
-    why = f"steps {listed([str(step) for step in lacking], 4)} were not rebuilt" if lacking else ""
+    lacking = Gaps((path.step for path in paths), first, last + 1)
+    why = f"steps {listed(lacking, 4)} were not rebuilt" if lacking else ""
     return paths, "the step rebuilt from times of the GPUs by phase; delays between its operations are left out", why
 
 

@@ -24,6 +24,7 @@ from argus.importers.recordings.recording import Progress
 from argus.importers.regular import open_regular
 from argus.importers.rows import ImportReport, store_run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.ranks import HIGHEST_RANK
 from argus.model.text import printable
 from argus.store.open import Store
 
@@ -111,7 +112,7 @@ def _row(line: bytes, log: Log) -> None:
     if not isinstance(header, dict) or not isinstance(about, dict) or not isinstance(perf, dict):
         raise ValueError("it lacks header, metadata or coll_perf")
     size, rank, seq = (_whole(value) for value in (header.get("n_ranks"), header.get("rank"), perf.get("coll_sn")))
-    if not 0 <= rank < size or size > 2**24 or seq < 0:
+    if not 0 <= rank < size or size > HIGHEST_RANK or seq < 0:
         raise ValueError("its rank or number is out of range")
     comm = (_text(header.get("id")), size)
     process = (_text(about.get("hostname")) or "unknown", max(_whole(about.get("pid")), 0) % 2**32)

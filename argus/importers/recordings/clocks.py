@@ -338,7 +338,7 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
                 ends = [int(end) for end in part.split("-") if end.strip()]
                 if len(ends) not in (1, 2):
                     raise ArgusError(f"--host-of {word}: {part!r} is not a rank", HOST_OF_HINT, EXIT_USAGE)
-                wanted = ranks & set(range(ends[0], min(ends[-1], max(ranks, default=0)) + 1))
+                wanted = {rank for rank in ranks if ends[0] <= rank <= ends[-1]}
                 if not wanted:
                     raise ArgusError(f"--host-of {word}: rank {part} is not imported", HOST_OF_HINT, EXIT_USAGE)
                 host = match[2].strip()
