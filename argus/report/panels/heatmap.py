@@ -243,18 +243,20 @@ def _filled(look: Look, text: str, names: Sequence[str], order: NDArray[np.int64
     at a time, so that the store groups so many cells at once and no more."""
     first, last = look.steps
     columns = _columns(look, width)
-    row_of = np.full(int(order.max(initial=0)) + 1, -1)
-    row_of[order] = np.arange(len(order))
+    by_rank = np.argsort(order)
+    ranks = order[by_rank]
     found = {name: np.full((len(order), columns), np.nan, np.float32) for name in names}
     at_once = max(1, AT_ONCE // max(len(order), 1))
     for begin in range(0, columns, at_once):
         block = {"first": first + begin * width, "last": min(last, first + (begin + at_once) * width - 1)}
         rows = look.read_large(text, width=width, origin=first, **block)
         rank, place = rows["rank"].astype(np.int64), rows["place"].astype(np.int64)
-        kept = rank < len(row_of)
-        kept[kept] &= row_of[rank[kept]] >= 0
+        at = np.searchsorted(ranks, rank)
+        kept = at < len(ranks)
+        kept[kept] &= ranks[at[kept]] == rank[kept]
+        row = by_rank[at[kept]]
         for name, matrix in found.items():
-            matrix[row_of[rank[kept]], place[kept]] = rows[name][kept]
+            matrix[row, place[kept]] = rows[name][kept]
     return found
 
 

@@ -126,12 +126,14 @@ def _grid(
     look: Look, ranks: NDArray[np.int64], stage: NDArray[np.int64], lane: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str], list[str], tuple[str, str]]:
     """Row and column of each rank, and the names of both."""
-    lanes = int(lane.max()) + 1
+    # Recorded data-parallel ranks may be far apart.
+    numbers, lane = np.unique(lane, return_inverse=True)
+    lanes = len(numbers)
     if look.stages or lanes <= MOST_LANES:
         row = in_order(stage) if look.stages else np.zeros(len(ranks), np.int64)
         row_names = [f"stage {one}" for one in range(int(row.max()) + 1)] if look.stages else ["all"]
         named = "data-parallel rank" if lanes < len(ranks) or look.stages else "rank"
-        names = [str(one) for one in range(lanes)] if named != "rank" else [str(one) for one in ranks.tolist()]
+        names = [str(one) for one in (numbers if named != "rank" else ranks).tolist()]
         return row, lane, row_names, names, ("stage" if look.stages else "", named)
     hosts = [look.place.host.get(rank, "") for rank in ranks.tolist()]
     row_of = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
