@@ -58,6 +58,9 @@ LONGEST_VALUE = 4 << 20
 """Characters of a value of the head at most, and of what is skipped to find the next event. The ranks of ten process
 groups of 16,384 each have 1 MiB. A packed file of 2 MB can hold one string of 2 GB, and empty objects take 24 bytes a
 character."""
+SEEN_AGAIN = 4 << 20
+"""Characters that may be looked at again behind the beginnings of events that cannot be read, beside as many as there
+were until then: such an event may hold others, each of which may go on for as long."""
 SEPARATOR = 4096
 """Characters between two events at most, where one cannot be read."""
 UNPACKED_BYTES = 4096
@@ -170,6 +173,21 @@ def _read(path: Path, place: int, progress: Progress) -> Recording:
     return _recording(path, place, head, columns)
 
 
+class _Window(str):
+    """Text of which nobody asks for lines. JSONDecodeError counts those before each failure, which takes as long as
+    all that was read."""
+
+    __slots__ = ()
+
+    def count(self, *_: object) -> int:
+        """None."""
+        return 0
+
+    def rfind(self, *_: object) -> int:
+        """Nowhere."""
+        return -1
+
+
 class _Text:
     """The JSON text of a file, packed or not, of which memory holds a window.
 
@@ -183,7 +201,7 @@ class _Text:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.window, self.place, self.ended = "", 0, False
-        self._before = 0
+        self._before = self._again = 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
         try:
@@ -223,7 +241,7 @@ class _Text:
             self.ended = not data
             parts.append(self._decode(data, final=self.ended))
             missing -= len(parts[-1])
-        self.window = "".join(parts)
+        self.window = _Window("".join(parts))
 
     def _read(self) -> bytes:
         try:
@@ -286,12 +304,14 @@ class _Text:
             try:
                 event, self.place = self._scan(self.window, self.place)
                 return event
-            except (StopIteration, json.JSONDecodeError):
+            except (StopIteration, json.JSONDecodeError) as failure:
                 left = len(self.window) - self.place
                 if self.ended or left >= LONGEST_EVENT:
+                    seen = self._before + self._seen(failure)
                     break
                 self.read_on(2 * left)
             except ValueError:  # a number of more digits than Python reads
+                seen = self._before + len(self.window)
                 break
         begun = self._before + self.place
         while (following := _NEXT_EVENT.search(self.window, self.place)) is None:
@@ -303,7 +323,17 @@ class _Text:
             self.place = max(self.place, len(self.window) - SEPARATOR)
             self.read_on()
         self.place = following.end()
+        here = self._before + self.place
+        self._again += max(seen - here, 0)
+        if self._again > SEEN_AGAIN + here:
+            raise _not_json(self.path, f"events that cannot be read, up to the one at character {begun:,}, hold others")
         return None
+
+    def _seen(self, failure: StopIteration | json.JSONDecodeError) -> int:
+        """The place of the window up to which the reader came."""
+        if isinstance(failure, StopIteration):
+            return self.place if failure.value is None else int(failure.value)
+        return len(self.window) if failure.msg.startswith("Unterminated") else failure.pos
 
     def _too_long(self, what: str, begun: int | None = None) -> ArgusError:
         """What to raise of a value that begins at a character, by default the next one."""
