@@ -4,6 +4,7 @@ importing them may cost."""
 from __future__ import annotations
 
 import json
+import pickle
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from argus.diagnose.ranks import phase_times
 from argus.diagnose.read import queries
 from argus.diagnose.whatif import dependencies
 from argus.importers import iterations_csv, kineto, nsys, whatif_parquet
+from argus.importers.dumps import flight_recorder
 from argus.importers.iterations_csv import Columns
 from argus.importers.recordings.clocks import hosts_given
 from argus.model.errors import ArgusError
@@ -211,3 +213,74 @@ def test_a_mesh_has_columns_for_the_workers_alone() -> None:
     row, column, row_names, column_names, _ = found[0]
     assert (row.tolist(), column.tolist()) == ([0, 0], [0, 1])
     assert (row_names, column_names) == (["stage 0"], ["1", "2097152"])
+
+
+# ---- recordings of PyTorch's profiler
+
+
+def test_what_lies_in_an_event_that_cannot_be_read_is_not_read_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `[{},{` looked like the begin of another event, which was read up to the same wrong character: 4 KB of gzip
+    took 23 s."""
+    monkeypatch.setattr(kineto, "SEEN_AGAIN", 10_000, raising=False)
+    path = tmp_path / "rank0.json"
+    text = '{"traceEvents": [' + '{"a": [{}, ' * 100 + "[], " * 10_000 + "X}, {}]}"
+    path.write_text(text)
+    tried: list[int] = []
+    event = kineto._Text.event
+
+    def counted(self: kineto._Text) -> Any:
+        tried.append(self.place)
+        return event(self)
+
+    monkeypatch.setattr(kineto._Text, "event", counted)
+    with pytest.raises(ArgusError, match="events that cannot be read, up to the one at character 17, hold others"):
+        kineto.read(path, 0)
+    assert len(tried) == 1
+
+
+def test_a_few_events_that_cannot_be_read_are_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names that are not JSON are looked at once."""
+    monkeypatch.setattr(kineto, "SEEN_AGAIN", 0)
+    path, content = tmp_path / "rank0.json", json.dumps(trace(1, steps=100))
+    wrong = '{"ph": "X", "args": {"a": {"b": [1, 2]}}, "name": "a" b"}, '
+    at = content.index('{"ph": "X"')
+    path.write_text(content[:at] + wrong * 10 + content[at:])
+    assert kineto.read(path, 0).losses["events_unreadable"] == 10
+
+
+def test_nobody_counts_the_lines_before_a_wrong_event(tmp_path: Path) -> None:
+    """JSONDecodeError does, whoever asks: 8,000 bytes of gzip, of 2 million wrong events, would have taken an hour."""
+    path = tmp_path / "rank0.json"
+    path.write_text("\n" * 10 + "[{X}, {}]")
+    with kineto._Text(path) as text, pytest.raises(json.JSONDecodeError) as failure:
+        text._scan(text.window, 11)
+    assert (failure.value.pos, failure.value.lineno) == (12, 1)
+
+
+# ---- dumps of flight recorders
+
+
+def test_process_groups_that_share_a_list_of_ranks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some bytes each, and each made the ranks anew."""
+    monkeypatch.setattr(flight_recorder, "MAX_NUMBERS", 1_000)
+    path, read = tmp_path / "rank_0", flight_recorder._ranks
+    made: list[int] = []
+    monkeypatch.setattr(flight_recorder, "_ranks", lambda value: made.append(len(value)) or read(value))
+
+    def dump(groups: int) -> None:
+        ranks = list(range(100))
+        shared = {str(number): {"name": str(number), "desc": "", "ranks": ranks} for number in range(groups)}
+        path.write_bytes(pickle.dumps({"version": "2.5", "pg_config": shared, "entries": []}, protocol=2))
+
+    dump(10)
+    found = flight_recorder.read(path)
+    assert [len(group.ranks) for group in found.groups.values()] == [100] * 10
+    assert len({id(group.ranks) for group in found.groups.values()}) == 1
+    assert made == [100]
+    dump(11)
+    with pytest.raises(ArgusError, match="refer to more than 1,000 sizes and frames, or ranks"):
+        flight_recorder.read(path)

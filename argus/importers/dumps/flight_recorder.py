@@ -46,8 +46,8 @@ MAX_FRAMES = 24
 MAX_TENSORS, MAX_DIMENSIONS = 1024, 8
 """Tensors of a call whose sizes are read, and dimensions of each."""
 MAX_NUMBERS = 4_000_000
-"""Sizes and frames that the calls of a dump refer to, all together: a pickle of a few bytes can refer to one list
-again and again. 100,000 entries with 24 frames and two tensors each have 3 million."""
+"""Sizes, frames and ranks that the calls and process groups of a dump refer to, all together: a pickle of a few bytes
+can refer to one list again and again. 100,000 entries with 24 frames and two tensors each have 3 million."""
 MAX_TEXT = 300
 MAX_JSON_BRACKETS = 3_000_000
 """Containers of a JSON dump, as of a pickled one: an empty list of three bytes takes 64."""
@@ -257,21 +257,22 @@ def _dump(content: Any, path: Path, written_ns: int) -> Dump:
         _text(content.get("nccl_version", "") or content.get("comm_lib_version", "")),
         written_ns,
     )
-    named = _groups(content.get("pg_config"))
+    parts = _Parts()
+    named = _groups(content.get("pg_config"), parts)
     dump.groups = {group.id: group for group in named.values()}
     dump.rank = _rank(path, named)
-    _read_entries(dump, entries, named, content.get("pg_status"))
+    _read_entries(dump, entries, named, content.get("pg_status"), parts)
     return dump
 
 
-def _groups(config: Any) -> dict[str, Group]:
+def _groups(config: Any, parts: _Parts) -> dict[str, Group]:
     """The process groups by name."""
     groups: dict[str, Group] = {}
     for key, value in config.items() if isinstance(config, dict) else ():
         if not isinstance(value, dict):
             raise ValueError("a process group of pg_config is not a dictionary")
         name = _text(value.get("name", key))
-        ranks = _ranks(value.get("ranks"))
+        ranks = parts.ranks(value.get("ranks"))
         groups[name] = _group(name, _text(value.get("desc", "")), ranks)
     return groups
 
@@ -304,9 +305,9 @@ def _rank_in_name(name: str) -> int:
 def _rank(path: Path, groups: Mapping[str, Group]) -> int:
     """The rank that wrote a dump: one that is in all of its groups, which of several by the file's name."""
     possible: set[int] | None = None
-    for group in groups.values():
-        if group.ranks:
-            possible = set(group.ranks) if possible is None else possible & set(group.ranks)
+    # Groups may share one tuple.
+    for ranks in {id(group.ranks): group.ranks for group in groups.values() if group.ranks}.values():
+        possible = set(ranks) if possible is None else possible & set(ranks)
     by_name = _rank_in_name(path.name)
     if possible is not None and len(possible) == 1:
         return next(iter(possible))
@@ -317,9 +318,8 @@ def _rank(path: Path, groups: Mapping[str, Group]) -> int:
     return by_name
 
 
-def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group], status: Any) -> None:
+def _read_entries(dump: Dump, entries: Sequence[Any], named: Mapping[str, Group], status: Any, parts: _Parts) -> None:
     rows: list[tuple[Any, ...]] = []
-    parts = _Parts()
     by_pg_id: dict[int, int] = {}
     guessed = dict(named)
     for entry in _resolve_coalesced(dump, entries):
@@ -440,16 +440,26 @@ def _shown(sizes: list[list[int]]) -> str:
 
 
 class _Parts:
-    """Sizes and frames of a dump's calls. Calls share frames: each is put into words once."""
+    """Sizes and frames of a dump's calls, and ranks of its process groups. What they share is read once: each frame,
+    and each list of ranks."""
 
     def __init__(self) -> None:
         self._left = MAX_NUMBERS
         self._words: dict[int, str] = {}
+        self._ranks: dict[int, tuple[int, ...]] = {}
 
     def _spend(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise ValueError(f"its calls refer to more than {MAX_NUMBERS:,} sizes and frames")
+            raise ValueError(f"its calls refer to more than {MAX_NUMBERS:,} sizes and frames, or ranks")
+
+    def ranks(self, value: Any) -> tuple[int, ...]:
+        """Of a process group. Each group has a hash of its ranks, and a row that lists them."""
+        known = self._ranks.get(id(value))
+        if known is None:
+            known = self._ranks[id(value)] = _ranks(value)
+        self._spend(len(known))
+        return known
 
     def sizes(self, value: Any) -> list[list[int]]:
         """Of each tensor."""
