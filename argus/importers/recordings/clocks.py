@@ -16,7 +16,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.importers.recordings.collectives import POINT_TO_POINT
+from argus.importers.recordings.collectives import POINT_TO_POINT, places_by_comm
 from argus.importers.recordings.recording import Int, Recording
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.statistics import median_deviation
@@ -184,12 +184,7 @@ class Lane:
 
 def lanes_of(each: Recording) -> dict[int, Lane]:
     """The collectives of each communicator of a recording, by handle."""
-    together = ~np.isin(each.collectives["call"], POINT_TO_POINT)
-    out = {}
-    for comm in np.unique(each.collectives["comm"][together]).tolist():
-        places = np.flatnonzero(together & (each.collectives["comm"] == comm))
-        out[comm] = lane_of(each, places)
-    return out
+    return {comm: lane_of(each, places) for comm, places in places_by_comm(each.collectives).items()}
 
 
 def lane_of(each: Recording, places: Int) -> Lane:

@@ -8,10 +8,12 @@ from collections import Counter as Tally
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from argus.importers.recordings.recording import UNKNOWN_TYPE, CpuRange, Recording
+from argus.importers.recordings.recording import UNKNOWN_TYPE, CpuRange, Int, Recording
 from argus.model import calls as hooked
 from argus.model import records
+from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.records import COLLECTIVE
 
 _OPS = {
@@ -26,7 +28,19 @@ _OPS = {
 }  # fmt: skip
 _CALL_OF = {op: hooked.BY_SYMBOL[hooked.symbol_of(op)].id for op in dict.fromkeys(_OPS.values())}
 POINT_TO_POINT = [_CALL_OF["Send"], _CALL_OF["Recv"]]
+MOST_GROUPS = 4_096
+"""Process groups of a rank, and streams where groups have no names. Ranks of large jobs are in some dozens."""
 _KERNEL_OP = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+?)(?:_|\(|$)")
+
+
+def places_by_comm(collectives: NDArray[np.void]) -> dict[int, Int]:
+    """Where the calls of each communicator are, point-to-point ones left out, by handle."""
+    places = np.flatnonzero(~np.isin(collectives["call"], POINT_TO_POINT))
+    comm = collectives["comm"][places]
+    order = np.argsort(comm, kind="stable")
+    handles, first = np.unique(comm[order], return_index=True)
+    parts = np.split(places[order], first[1:])
+    return dict(zip(handles.tolist(), parts, strict=False))
 
 
 def operation_name(text: str) -> str:
@@ -105,6 +119,7 @@ def _fill_collectives(recording: Recording, calls: list[tuple[int, int, int, int
     recording.gpu_end = np.full(len(calls), -1, np.int64)
     recording.numbers = np.full(len(calls), -1, np.int64)
     counted: Tally[tuple[int, bool]] = Tally()
+    handles: set[int] = set()
     # A call whose kernel was not recorded is of the stream that most such calls have, or of most calls'.
     of_op: dict[str, Tally[int]] = {op: Tally() for _, _, _, _, op, _, _ in calls}
     for _, _, _, _, op, _, stream in calls:
@@ -136,6 +151,10 @@ def _fill_collectives(recording: Recording, calls: list[tuple[int, int, int, int
                 recording.counters["transfers_of_unknown_peers"] += int(row["peer"] < 0)
         row["comm"] = handle
         key = handle, op in ("Send", "Recv")
+        handles.add(handle)
+        if len(handles) > MOST_GROUPS:
+            what = f"{recording.path} has calls of more than {MOST_GROUPS:,} process groups or streams"
+            raise ArgusError(what, "Import a shorter recording", EXIT_USAGE)
         row["seq"] = counted[key]
         counted[key] += 1
     recording.collectives = out

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.importers.recordings.clocks import lane_of, line_up
-from argus.importers.recordings.collectives import POINT_TO_POINT
+from argus.importers.recordings.collectives import POINT_TO_POINT, places_by_comm
 from argus.importers.recordings.members import infer_members
 from argus.importers.recordings.recording import UNKNOWN_TYPE, Int, Recording
 from argus.model import calls as hooked
@@ -31,21 +31,22 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
         rows = each.collectives.copy()
         together = ~np.isin(rows["call"], POINT_TO_POINT)
         named: dict[int, Membership] = {}
+        turns: Tally[tuple[str, int]] = Tally()
         rows["stream"] = 0
         _distinguish_by_count(each, rows, together)
+        calls_of, none = places_by_comm(rows), np.empty(0, np.int64)
         for comm, (name, members, size) in each.groups.items():
             offset = offsets.get((each.rank, comm))
             if offset is None or (members and each.rank not in members):
                 continue
-            of_comm = together & (rows["comm"] == comm)
+            of_comm = calls_of.get(comm, none)
             rows["stream"][of_comm] = rows["seq"][of_comm] + offset + 1
             ranks = ",".join(map(str, members))
             place = Membership(f"{name}/{ranks}", members.index(each.rank) if members else -1, size)
-            turn = sum((other.name, other.size) == (place.name, size) for other in named.values())
-            named[comm] = replace(place, turn=turn)
-        for comm in np.unique(rows["comm"][together]).tolist():
+            named[comm] = replace(place, turn=turns[place.name, size])
+            turns[place.name, size] += 1
+        for comm, calls in calls_of.items():
             if comm not in each.groups and (member := inferred.get((each.rank, comm))) is not None:
-                calls = together & (rows["comm"] == comm)
                 rows["stream"][calls] = rows["seq"][calls] + member.offset + 1
                 named[comm] = member.membership
         if inferred_here := sum(comm not in each.groups for comm in named):
@@ -105,13 +106,9 @@ def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:
     by the steps that the recordings number, else by calls that are equal and end together. Those that are not clear are
     missing."""
     out: dict[tuple[int, int], int] = {}
+    calls_of = [places_by_comm(each.collectives) for each in recordings]
     for comm in sorted({comm for each in recordings for comm in each.groups}):
-        members = []
-        for each in recordings:
-            of_group = each.collectives["comm"] == comm
-            places = np.flatnonzero(of_group & ~np.isin(each.collectives["call"], POINT_TO_POINT))
-            if len(places):
-                members.append((each, places))
+        members = [(each, calls[comm]) for each, calls in zip(recordings, calls_of, strict=True) if comm in calls]
         if all((each.numbers[places] >= 0).all()
                and len(np.unique(each.numbers[places] - each.collectives["seq"][places].astype(np.int64))) == 1
                for each, places in members):  # fmt: skip
