@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
-import mmap
 import os
 import re
 import zlib
@@ -178,16 +177,25 @@ def _row_of(file: BinaryIO, broken: str, *, packed: bool) -> str:
     """Which row of the file reads so, and where; empty: it is not found, or the file is packed."""
     if not broken or packed:
         return ""
-    text = broken.encode(errors="replace")
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-        place = whole.find(b"\n" + text)
+    text = b"\n" + broken.encode(errors="replace")
+    # Not mapped into memory: whoever owns the file may cut it meanwhile, which would end the import by a signal.
+    window, before, row = b"", 0, 1
+    while True:
+        part = os.pread(file.fileno(), BLOCK_BYTES, before + len(window))
+        window += part
+        place = window.find(text)
         # Longer rows may begin like it.
-        while place >= 0 and whole[place + 1 + len(text) : place + 2 + len(text)] not in (b"", b"\r", b"\n"):
-            place = whole.find(b"\n" + text, place + 1)
-        if place < 0:
+        while place >= 0 and window[place + len(text) : place + len(text) + 1] not in (b"", b"\r", b"\n"):
+            place = window.find(text, place + 1)
+        # What follows the row must be there, or nothing.
+        if place >= 0 and (not part or place + len(text) < len(window)):
+            row += window.count(b"\n", 0, place)
+            return f", row {row} at byte {before + place + 1:,}"
+        if not part:
             return ""
-        row = 1 + sum(whole[at : min(at + BLOCK_BYTES, place)].count(b"\n") for at in range(0, place, BLOCK_BYTES))
-    return f", row {row} at byte {place + 1:,}"
+        done = max(len(window) - len(text), 0)
+        row += window.count(b"\n", 0, done)
+        window, before = window[done:], before + done
 
 
 def _json_lines(path: Path, file: BinaryIO, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping[str, pa.Array]]:

@@ -4,6 +4,7 @@ importing them may cost."""
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import tracemalloc
 from collections.abc import Callable
@@ -19,12 +20,14 @@ import pytest
 from argus.diagnose.ranks import phase_times
 from argus.diagnose.read import queries
 from argus.diagnose.whatif import dependencies
-from argus.importers import iterations_csv, kineto, nsys, whatif_parquet
+from argus.importers import iterations_csv, kineto, nsys, tables, whatif_parquet
 from argus.importers.dumps import flight_recorder
 from argus.importers.iterations_csv import Columns
+from argus.importers.recordings import collectives
 from argus.importers.recordings.clocks import hosts_given
 from argus.model.errors import ArgusError
 from argus.model.ranks import HIGHEST_RANK
+from argus.model.records import COLLECTIVE
 from argus.report.look import Look
 from argus.report.panels import heatmap, mesh
 from tests.builders import training_job
@@ -284,3 +287,82 @@ def test_process_groups_that_share_a_list_of_ranks_are_bounded(tmp_path: Path, m
     dump(11)
     with pytest.raises(ArgusError, match="refer to more than 1,000 sizes and frames, or ranks"):
         flight_recorder.read(path)
+
+
+# ---- communicators of recordings
+
+
+def test_a_recording_has_a_bounded_number_of_process_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a rank's calls are looked at for each."""
+    monkeypatch.setattr(collectives, "MOST_GROUPS", 3)
+    path = tmp_path / "rank0.json"
+    for groups, named in ((3, True), (4, True), (3, False), (4, False)):
+        ranges = [
+            {
+                "ph": "X", "cat": "user_annotation" if named else "kernel", "pid": 1, "tid": number, "dur": 5,
+                "name": "nccl:all_reduce" if named else "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "args": {
+                    "Collective name": "allreduce", "Process Group Name": str(number) if named else "",
+                }, "ts": 1_700_000_000_000_000 + 10 * number,
+            }
+            for number in range(groups)
+        ]  # fmt: skip
+        path.write_text(json.dumps({"traceEvents": ranges}))
+        if groups == 3:
+            assert len(np.unique(kineto.read(path, 0).collectives["comm"])) == groups
+            continue
+        with pytest.raises(ArgusError, match="calls of more than 3 process groups or streams"):
+            kineto.read(path, 0)
+
+
+def test_calls_of_communicators_are_found_by_sorting_them_once() -> None:
+    rows = np.zeros(40, COLLECTIVE)
+    rng = np.random.default_rng(1)
+    rows["comm"] = rng.choice([7, 2**55, 3], 40)
+    rows["call"] = rng.choice([*collectives.POINT_TO_POINT, collectives._CALL_OF["AllReduce"]], 40)
+    together = ~np.isin(rows["call"], collectives.POINT_TO_POINT)
+    found = collectives.places_by_comm(rows)
+    assert set(found) == set(rows["comm"][together].tolist())
+    for comm, places in found.items():
+        np.testing.assert_array_equal(places, np.flatnonzero(together & (rows["comm"] == comm)))
+    assert collectives.places_by_comm(rows[:0]) == {}
+
+
+# ---- tables
+
+
+@pytest.mark.parametrize("block", [1, 7, 8 << 20])
+@pytest.mark.parametrize(
+    ("text", "row", "found"),
+    [
+        ("a,b\n1,2\n1,2,3\n1,2", "1,2", ", row 1 at byte 4"), ("a,b\n1,2,3\n1,2", "1,2", ", row 2 at byte 10"),
+        ("a,b\n1,2,3\r\n", "1,2,3", ", row 1 at byte 4"), ("a,b\n1,23\n", "1,2", ""), ("", "1,2", ""),
+    ],
+)  # fmt: skip
+def test_a_row_is_found_in_a_file_that_is_not_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, row: str, found: str, block: int
+) -> None:
+    """Its owner may cut a mapped one, which ended the import with SIGBUS."""
+    monkeypatch.setattr(tables, "BLOCK_BYTES", block)
+    path = tmp_path / "log.csv"
+    path.write_bytes(text.encode())
+    with path.open("rb") as file:
+        assert tables._row_of(file, row, packed=False) == found
+
+
+def test_a_table_that_is_cut_while_its_row_is_looked_for_is_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("a,b\n" + "1,2\n" * 20_000)
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 4096)
+    read = os.pread
+
+    def cut(fd: int, size: int, at: int) -> bytes:
+        data = read(fd, size, at)
+        os.truncate(path, 10)
+        return data
+
+    monkeypatch.setattr(os, "pread", cut)
+    with path.open("rb") as file:
+        assert tables._row_of(file, "9,9,9", packed=False) == ""
+    assert not any(name == "mmap" for name in vars(tables))
