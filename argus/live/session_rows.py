@@ -30,6 +30,10 @@ OVER_S = 10.0
 """For so long the last rows of a job may come after its last process has ended."""
 
 
+RANKS_PAUSE = 19
+"""Times as long as storing the ranks took, none are stored: that takes a twentieth of the time at most."""
+
+
 class SessionRows:
     """Stores what the session is.
 
@@ -45,6 +49,7 @@ class SessionRows:
         self._parts_written: set[tuple[str, int, int]] = set()
         """Job, run and rank of which the features say what did not start."""
         self._host_cpu = HostCpuReader()
+        self._ranks_changed, self._ranks_due = False, 0.0
 
     def write_job(self, job: Job, *, ended: bool = False) -> None:
         """A job; ``ended``: it will have no more rows."""
@@ -71,8 +76,21 @@ class SessionRows:
             },
         )
 
+    def ranks_changed(self, now: float) -> None:
+        """Stores them, ``time.monotonic``, or soon if it was done just now: processes may come and go all the time."""
+        self._ranks_changed = True
+        self.store_changed(now)
+
+    def store_changed(self, now: float) -> None:
+        """Stores what ``ranks_changed`` left for later, if that is due."""
+        if self._ranks_changed and now >= self._ranks_due:
+            begun = time.monotonic()
+            self.write_ranks()
+            self._ranks_due = now + RANKS_PAUSE * (time.monotonic() - begun)
+
     def write_ranks(self) -> None:
         """All ranks of jobs that go on, and jobs that are new."""
+        self._ranks_changed = False
         for job in self._session.jobs:
             if job.over_since and self._session.end_ns is None:
                 continue  # nothing of it changes any more

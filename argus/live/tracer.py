@@ -351,7 +351,7 @@ class Tracer:
     def _look_quickly(self, now: float) -> None:
         changed = self._roster.look_quickly(now)
         if changed:
-            self._rows.write_ranks()
+            self._rows.ranks_changed(now)
         if changed or self._roster.young(now):
             for side in self.sides:
                 side.look_quickly(now)
@@ -368,7 +368,7 @@ class Tracer:
             if self._stacks.on and roster.adopt_cpu_ranks(now):
                 changed = True
             if changed:
-                self._rows.write_ranks()
+                self._rows.ranks_changed(now)
             self._forget_jobs(now)
         for side in self.sides:
             with self.bulkheads.part(side.name):
@@ -399,6 +399,7 @@ class Tracer:
             self._trim_due = now + memory.TRIM_S
             memory.trim()
         with part("the store"):
+            self._rows.store_changed(now)
             self.session.writer.maybe_flush(now)
 
     def _compare_clocks(self, offset_ns: int) -> None:

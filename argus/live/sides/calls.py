@@ -156,7 +156,7 @@ class CallSide(Side):
             cuda, nccl, marks = (self._before_the_end(events) for events in (cuda, nccl, marks))
         self._generations.number(control, nccl)
         if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
-            self._rows.write_ranks()
+            self._rows.ranks_changed(now)
         with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
         for job in self._session.roster.jobs:
             members = {pid: member for pid, (its, member) in self._session.roster.by_pid.items() if its is job}

@@ -261,9 +261,9 @@ class StackSide(Side):
 
     def _read_threads(self, process: SampledProcess, *, with_names: bool) -> None:
         """Reads the times of a process's threads, and keeps rows for those that wait since before Argus came."""
-        if process.quarantined:
+        if process.quarantined or not self._session.may_look_up(process.pid):
             return
-        with self._processes.guard(process.pid, process.job):
+        with self._processes.guard(process.pid, process.job), self._session.looking_up(process.pid):
             if process.ended:
                 self._keep(self._waits.asleep_until_the_end(process, self._counts))
                 return

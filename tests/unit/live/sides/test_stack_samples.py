@@ -724,16 +724,24 @@ def test_a_program_without_cpython_is_searched_again_when_it_maps_something(monk
 
 
 def test_new_stacks_of_an_owner_do_not_hold_the_loop(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    may = [True, True, False, False, True]
-    monkeypatch.setattr(session.shared, "may_look_up", lambda pid: asked.append(pid) or may[len(asked) - 1])
+    may = iter([True, True, False, False, True])
     for number, function in enumerate(("getpid", "getppid", "getuid", "geteuid", "getgid"), 11):
         session.sampler.stack(number, function)
         session.sampler.row(number)
+    monkeypatch.setattr(session.shared, "may_look_up", lambda pid: next(may, True))
     session.go()
     session.go()
-    assert asked == [PID] * 5
     named = {row["leaf_function"] for row in session.rows["stacks"]}
     assert {"getpid", "getppid", "getgid"} <= named
     assert not {"getuid", "geteuid"} & named
     assert session.shared.losses.of(session.job)["stack_samples_without_stack"] == 2
+
+
+def test_threads_of_an_owner_do_not_hold_the_loop(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.go(20)
+    before = len(session.rows["thread_usage"])
+    assert before
+    monkeypatch.setattr(session.shared, "may_look_up", lambda pid: False)
+    session.go(20)
+    session.go(20)
+    assert len(session.rows["thread_usage"]) == before

@@ -1,0 +1,42 @@
+"""Rows about the trace itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from argus.live import session_rows
+from argus.live.session_rows import RANKS_PAUSE, SessionRows
+from tests.builders.sessions import a_session
+
+
+def test_ranks_that_come_and_go_all_the_time_are_stored_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing them takes half a second here."""
+    now = 100.0
+    written: list[float] = []
+
+    def write_ranks(self: SessionRows) -> None:
+        nonlocal now
+        written.append(now)
+        self._ranks_changed = False
+        now += 0.5
+
+    clock: Any = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(session_rows, "time", clock)
+    monkeypatch.setattr(SessionRows, "write_ranks", write_ranks)
+    rows = SessionRows(a_session())
+    begun = now
+    for _ in range(100):
+        rows.ranks_changed(now)
+        now += 0.25
+    took = now - begun
+    assert written[0] == begun, "the first at once"
+    assert 0.5 * len(written) <= took / (1 + RANKS_PAUSE) + 0.5
+    now += 20
+    rows.store_changed(now)
+    last = len(written)
+    now += 20
+    rows.store_changed(now)
+    assert len(written) == last, "nothing has changed since"
