@@ -28,7 +28,7 @@ def learn(store: Store, verdict: Verdict) -> bool:
     longer tail of steps than the baseline. One that was taken out stays out, and one that is there stays as it is.
 
     What was learned may turn out to be wrong: a run that is found faulty later is taken out, and so are those that are
-    too slow for the others once this one is there. What was set by hand stays.
+    too slow for the others once this one is there. What was set by hand stays, and so do runs of other users.
 
     Returns:
         Whether it became one.

@@ -86,6 +86,8 @@ class MemoryQuery:
             return {"alone": np.array([0])}
         if text == queries.ANY_BASELINE:
             return {"n": np.array([0])}
+        if text == queries.RUN_OWNER:
+            return {"owner": np.array([[]], object)}
         if text == queries.SESSIONS:
             return {"open": np.array([0]), "world_size": np.array([0])}
         if text == queries.COVERAGE:

@@ -126,6 +126,7 @@ def _suspect(
         "Compare the run with its baseline (argus compare): what changed, and what is different around it. If "
         "it is meant to be so, make it the baseline: argus baseline set."
     )
+    compared = {**params, "jobs": [run.job for run in runs], "runs": [run.run for run in runs]}
     slow = slower_than_in(case.query, params, (runs[0].job, runs[0].run), sorted(case.hosts), found.change)
     if slow is not None:
         owner, kernels = "infrastructure", [Evidence(text=slow[0], sql=slow[1])]
@@ -136,7 +137,7 @@ def _suspect(
     return Suspect(
         kind="regression", ranks=[], hosts=[], since=int(case.numbers[0]), last=case.last,
         lost_ns=case.step.now_ns * (1 - 1 / grown), slowdown=grown, confidence=min(1 - chance, CAPPED),
-        level="iteration", evidence=[evidence(text, queries.BASELINE_STEPS, params)],
+        level="iteration", evidence=[evidence(text, queries.BASELINE_STEPS, compared)],
         phase=phases[0].phase if phases else "",
         action=action, owner=owner,
         further=[*kernels, *_environment(case, runs), *_longer(phases, params), *cited],

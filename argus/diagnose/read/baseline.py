@@ -1,4 +1,5 @@
-"""Earlier healthy runs of a job's class: the table ``baselines``."""
+"""Earlier healthy runs of a job's class: the table ``baselines``. Learned ones are of the run's own users, those set by
+hand of whoever runs Argus."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class Baseline:
         name: The class (:func:`argus.diagnose.read.profile.class_of`).
         runs: The newest first.
         unreadable: Rows that another version of Argus wrote, and that this one cannot read.
-        elsewhere: Runs of the same name that are of other classes, and what those have otherwise; asked only where the
-            class has no runs.
+        elsewhere: Runs of the same name that are of other classes or users, and what those have otherwise; asked only
+            where there are no runs.
     """
 
     name: str
@@ -47,28 +48,38 @@ def baseline_of(query: Query, profile: Profile) -> Baseline:
 
 
 def _of(query: Query, name: str, without: tuple[str, int]) -> Baseline:
-    rows = query(queries.BASELINES, {"class": name})
+    owner = read_owner(query, *without)
+    rows = query(queries.BASELINES, {"class": name, "owner": owner})
     runs: list[Profile] = []
     unreadable = 0
-    for job, run, text, removed in zip(rows["job"], rows["run"], rows["profile"], rows["removed"], strict=True):
-        if removed or (str(job), int(run)) == without or len(runs) == NEWEST:
+    for job, run, text in zip(rows["job"], rows["run"], rows["profile"], strict=True):
+        if (str(job), int(run)) == without or len(runs) == NEWEST:
             continue
         try:
             runs.append(from_text(str(text)))
         except ValueError:
             unreadable += 1
-    return Baseline(name, tuple(runs), unreadable, (0, "") if runs else _elsewhere(query, name))
+    return Baseline(name, tuple(runs), unreadable, (0, "") if runs else _elsewhere(query, name, without, unreadable))
 
 
-def _elsewhere(query: Query, name: str) -> tuple[int, str]:
-    """Runs of the classes that have this one's name, and in which of the other parts of a class they differ."""
+def read_owner(query: Query, job: str, run: int) -> list[str]:
+    """The users of a run's ranks, ascending, those in containers apart; empty: not known."""
+    return [str(user) for user in query(queries.RUN_OWNER, {"job": job, "run": run})["owner"][0]]
+
+
+def _elsewhere(query: Query, name: str, without: tuple[str, int], unreadable: int) -> tuple[int, str]:
+    """Runs that have this class's name and are not in the baseline of a run, which has no readable one, and in what
+    they differ."""
     own = class_parts(name)
-    rows = query(queries.BASELINE_CLASSES, {"begin": class_begin(own.name)})
+    params = {"begin": class_begin(own.name), "job": without[0], "run": without[1]}
+    rows = query(queries.BASELINE_CLASSES, params)
     others = [(class_parts(str(one)), int(runs)) for one, runs in zip(rows["class"], rows["runs"], strict=True)]
-    others = [(one, runs) for one, runs in others if one != own and one.name == own.name]
+    others = [(one, runs - unreadable * (one == own)) for one, runs in others if one.name == own.name]
+    others = [(one, runs) for one, runs in others if runs > 0]
     differ = {
         "another number of ranks": any(one.ranks != own.ranks for one, _ in others),
         "another mesh": any(one.mesh != own.mesh for one, _ in others),
         "another GPU model": any(one.gpu != own.gpu for one, _ in others),
+        "another user": any(one == own for one, _ in others),
     }
     return sum(runs for _, runs in others), ", ".join(text for text, there in differ.items() if there)

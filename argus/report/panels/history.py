@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.iteration.against_baseline import MIN_RUNS
+from argus.diagnose.read import queries
+from argus.diagnose.read.baseline import read_owner
 from argus.diagnose.read.profile import class_name, read_class
 from argus.model.errors import ArgusError
 from argus.model.text import counted
@@ -31,8 +33,11 @@ FEWEST = MIN_RUNS
 """Runs of a baseline below which it has no line, as none is compared with it."""
 
 _JOBS = f"""
-SELECT job FROM jobs WHERE startsWith(job, {{name:String}}) GROUP BY job ORDER BY max(started) DESC, job LIMIT {NAMES}
+SELECT job FROM jobs WHERE startsWith(job, {{name:String}})
+  AND {queries.of_owner("startsWith(job, {name:String})")}
+GROUP BY job ORDER BY max(started) DESC, job LIMIT {NAMES}
 """
+_OF_OWNER = queries.of_owner("job IN {jobs:Array(String)}")
 _RUNS = f"""
 SELECT job, run, toUnixTimestamp64Nano(min(first)) AS began_ns, count() AS steps, max(ranks) AS ranks,
        toFloat64(quantileExactInclusive(0.5)(step_ns)) AS step_ns
@@ -40,9 +45,10 @@ FROM
 (
   SELECT job, run, step, sum(n) AS ranks, sum(sum_ns) / ranks AS step_ns, min(iteration_rollup.first_ts) AS first
   FROM iteration_rollup
-  WHERE job IN {{jobs:Array(String)}} AND (run = {{run:UInt32}} OR run IN
+  WHERE job IN {{jobs:Array(String)}} AND {_OF_OWNER} AND (run = {{run:UInt32}} OR run IN
   (
-    SELECT DISTINCT run FROM iteration_rollup WHERE job IN {{jobs:Array(String)}} ORDER BY run DESC LIMIT {RUNS}
+    SELECT DISTINCT run FROM iteration_rollup WHERE job IN {{jobs:Array(String)}} AND {_OF_OWNER}
+    ORDER BY run DESC LIMIT {RUNS}
   ))
   GROUP BY job, run, step
 )
@@ -53,8 +59,9 @@ _VERDICTS = """
 SELECT job, run, status, kind FROM findings WHERE job IN {jobs:Array(String)}
 ORDER BY job, run, created DESC, share DESC LIMIT 1 BY job, run
 """
-_BASELINES = """
-SELECT job, run FROM baselines FINAL WHERE class = {class:String} AND NOT removed
+_BASELINES = f"""
+SELECT job, run FROM baselines FINAL WHERE class = {{class:String}} AND NOT removed
+  AND (source = 'set' OR {queries.of_owner("job IN (SELECT job FROM baselines WHERE class = {class:String})")})
 """
 _ENVIRONMENTS = """
 SELECT job, run, toString(sipHash64(arraySort(groupUniqArray(digest)))) AS environment FROM environments FINAL
@@ -82,6 +89,7 @@ class _History:
         changed: Which ran in another environment than the one before.
         others: Runs of the name that have another number of ranks, or another mesh.
         bounded: There may be older runs, which were not read.
+        owned: Whose the run is is known: runs of other users were not read.
     """
 
     rows: Columns
@@ -91,20 +99,22 @@ class _History:
     changed: NDArray[np.bool_]
     others: int
     bounded: bool
+    owned: bool
 
 
 def build(look: Look, arrays: Arrays) -> Panel:
     """The trend of a job class over its runs."""
     name = class_name(look.job)
-    begun = look.read(_JOBS, name=name)["job"].tolist()
+    owner = read_owner(partial(query_columns, look.store), look.job, look.run)
+    begun = look.read(_JOBS, name=name, owner=owner)["job"].tolist()
     jobs = [one for one in begun if class_name(one) == name] or [look.job]
     try:
         ident = read_class(partial(query_columns, look.store), look.job, look.run)
     except ArgusError:
         ident = ""
-    given: dict[str, Any] = {"jobs": jobs, "class": ident}
+    given: dict[str, Any] = {"jobs": jobs, "class": ident, "owner": owner}
     sql: list[Sql] = [
-        look.sql("Step times of runs", _RUNS, jobs=jobs), look.sql("Their verdicts", _VERDICTS, jobs=jobs),
+        look.sql("Step times of runs", _RUNS, jobs=jobs, owner=owner), look.sql("Their verdicts", _VERDICTS, jobs=jobs),
         look.sql("The baseline", _BASELINES, **given), look.sql("Their environments", _ENVIRONMENTS, jobs=jobs),
         look.sql("Their meshes", _MESHES, jobs=jobs),
     ]  # fmt: skip
@@ -142,7 +152,7 @@ def _read(look: Look, given: dict[str, Any], bounded_names: bool) -> _History | 
     texts = [f"{verdicts.get(key, '')} {kinds.get(key, '')}".replace("_", " ").strip() for key in keys]
     return _History(
         rows, keys.index((look.job, look.run)), np.array([key in learned for key in keys]), texts, np.array(changed),
-        int((~alike).sum()), bounded_names or len(alike) >= RUNS,
+        int((~alike).sum()), bounded_names or len(alike) >= RUNS, bool(given["owner"]),
     )  # fmt: skip
 
 
@@ -187,6 +197,8 @@ def _lead(found: _History) -> str:
         lead += f" Of the name the newest {RUNS} runs are looked at."
     if found.others:
         lead += f" {counted(found.others, 'run')} with another number of ranks, or another mesh, left out."
+    if found.owned:
+        lead += " Runs of other users are left out."
     return lead
 
 

@@ -10,7 +10,7 @@ from argus.cli.main import main
 from argus.compare.baseline import list_baselines, remove_baselines, set_baseline, stored_profile
 from argus.compare.profile import baseline_side, read_side
 from argus.diagnose.learn import learn
-from argus.diagnose.read.baseline import read_baseline
+from argus.diagnose.read.baseline import read_baseline, read_owner
 from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Verdict
 from argus.model.errors import ArgusError
@@ -20,6 +20,7 @@ from argus.simulate.noise import Noise
 from argus.simulate.write import Spec, write
 from argus.store.open import Store
 from argus.store.reader import query_columns
+from argus.store.writer import Writer
 
 START_NS = 1_700_000_000 * 10**9
 
@@ -34,6 +35,58 @@ def run(
                 kernels=kernels, model=7)  # fmt: skip
     write(store, job, spec, run=number, start_ns=START_NS)
     return diagnose_store(store, job, number, keep=False)
+
+
+def run_of(store: Store, uid: int, number: int, change: str = "", container: str = "") -> Verdict:
+    """The same of a user, all of whose runs have one name."""
+    run(store, "llama", number, change)
+    with Writer(store, source="test") as writer:
+        writer.append("ranks", {
+            "job": "llama", "run": number, "rank": 0, "host": "node-0", "pid": [4_000_000], "local_rank": 0,
+            "rank_source": "torchrun", "started": START_NS, "exe": "", "command": "", "libraries": [[]], "probes": 1,
+            "state": "exited", "version": 1, "uid": uid, "container": container,
+        })  # fmt: skip
+    return diagnose_store(store, "llama", number, keep=False)
+
+
+def test_what_another_user_runs_under_the_same_name_makes_no_regression(store: Store) -> None:
+    for number in (1, 2, 3):
+        assert learn(store, run_of(store, 1001, number))
+    theirs = run_of(store, 1000, 4, "void=0.08")
+    assert (theirs["status"], theirs["findings"]) == ("healthy", [])
+    assert "0 earlier healthy runs of this job class are stored (3 more have another user)" in theirs["reason"]
+    with pytest.raises(ArgusError, match=r"is a baseline \(3 of 'llama' have another user\)"):
+        baseline_side(store, read_side(store, [("llama", 4)]))
+    assert run_of(store, 1001, 5, "void=0.08")["status"] == "degraded", "their own it does"
+    # What is set by hand is for all.
+    for number in (1, 2, 3):
+        set_baseline(store, "llama", number)
+    assert run_of(store, 1000, 6, "void=0.08")["findings"][0]["kind"] == "regression"
+
+
+def test_another_users_runs_neither_take_out_nor_push_out_a_baseline(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("argus.diagnose.read.baseline.NEWEST", 3)
+    for number in (1, 2, 3):
+        assert learn(store, run_of(store, 1000, number, "void=0.08"))
+    for number in (4, 5, 6):
+        assert learn(store, run_of(store, 1001, number))
+    for number in (7, 8, 9):
+        assert learn(store, run_of(store, 1001, number, "void=0.02"))
+    assert [one.run for one in list_baselines(store)] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    slower = run_of(store, 1000, 10, "void=0.2")
+    assert "3 healthy runs of this job class (3, 2, 1;" in slower["findings"][0]["evidence"][0]["text"]
+
+
+@pytest.mark.thorough
+def test_whose_a_run_is(store: Store) -> None:
+    """Root of a container is not the node's. Slurm gives its jobs users of the node."""
+    query = partial(query_columns, store)
+    for number, (uid, container) in enumerate(((0, ""), (0, "pod 7"), (0, "pid:[4]"), (7, "slurm 5"), (-1, "")), 1):
+        run_of(store, uid, number, container=container)
+    owners = [read_owner(query, "llama", number) for number in range(1, 7)]
+    assert owners == [["0"], ["0 in a container"], ["0 in a container"], ["7"], [], []]
 
 
 def test_healthy_runs_are_learned_and_a_slow_one_is_found(store: Store) -> None:

@@ -169,14 +169,40 @@ ANY_BASELINE = """
 SELECT count() AS n FROM baselines
 """
 
-BASELINES = """
-SELECT job, run, profile, source, added, removed FROM baselines FINAL
-WHERE class = {class:String} ORDER BY added DESC
+_OWNER = """arraySort(groupUniqArrayIf(concat(toString(uid), if(container = '' OR startsWith(container, 'slurm '), '',
+         ' in a container')), uid >= 0))"""
+"""Whose a run is: its users, apart those in containers, whose root is not the node's. Empty: not known."""
+
+RUN_OWNER = f"""
+SELECT {_OWNER} AS owner FROM ranks WHERE job = {{job:String}} AND run = {{run:UInt32}}
 """
+
+
+def of_owner(among: str) -> str:
+    """A condition on ``job`` and ``run``: the run's owner is ``{owner:Array(String)}``.
+
+    Args:
+        among: A condition on ``ranks`` that those of all the runs in question meet.
+    """
+    runs = f"SELECT job, run FROM ranks WHERE {among} GROUP BY job, run HAVING"
+    return (
+        f"((job, run) IN ({runs} notEmpty({_OWNER}) AND {_OWNER} = {{owner:Array(String)}})"
+        f" OR empty({{owner:Array(String)}}) AND (job, run) NOT IN ({runs} notEmpty({_OWNER})))"
+    )
+
+
+BASELINES = f"""
+SELECT job, run, profile, source, added FROM baselines FINAL
+WHERE class = {{class:String}} AND NOT removed
+  AND (source = 'set' OR {of_owner("job IN (SELECT job FROM baselines WHERE class = {class:String})")})
+ORDER BY added DESC
+"""
+"""Names are a job's own choice: what was learned of a user's runs says nothing of another's."""
 
 BASELINE_CLASSES = """
 SELECT class, count() AS runs FROM baselines FINAL
-WHERE startsWith(class, {begin:String}) AND NOT removed GROUP BY class ORDER BY class LIMIT 100
+WHERE startsWith(class, {begin:String}) AND NOT removed AND NOT (job = {job:String} AND run = {run:UInt32})
+GROUP BY class ORDER BY class LIMIT 100
 """
 
 ALL_BASELINES = """
@@ -192,6 +218,7 @@ BASELINE_STEPS = """
 SELECT b.job AS job, b.run AS run, b.step_ns / 1e6 AS step_ms, b.source AS source
 FROM baselines AS b FINAL
 WHERE b.class = {class:String} AND NOT b.removed
+  AND has({jobs:Array(String)}, b.job) AND has({runs:Array(UInt32)}, b.run)
 UNION ALL
 SELECT job, run, avg(duration_ns) / 1e6, 'this run' FROM iterations
 WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}

@@ -118,6 +118,29 @@ def test_runs_of_another_mesh_are_left_out(store: Store) -> None:
     assert "1 run with another number of ranks, or another mesh, left out" in panel["lead"]
 
 
+def test_runs_of_other_users_are_left_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from argus.report.panels import history as module
+
+    monkeypatch.setattr(module, "_RUNS", module._RUNS.replace(f"LIMIT {module.RUNS}", "LIMIT 2"))
+    for run, uid in ((11, 1000), (12, 1000), (13, -1), (14, 1001), (15, 1001)):
+        write_run(store, "job", run, 40.0)
+        learn(store, "job", run, 40.0)
+        with Writer(store, source="test") as writer:
+            writer.append("ranks", {
+                "job": "job", "run": run, "rank": 0, "host": "n", "pid": [4], "local_rank": 0, "rank_source": "test",
+                "started": T0, "exe": "", "command": "", "libraries": [[]], "probes": 1, "state": "exited",
+                "version": 1, "uid": uid,
+            })  # fmt: skip
+    for shown, runs in ((12, [12, 11]), (15, [15, 14])):
+        _, panel = history(store, "job", shown)
+        assert panel["table"] is not None
+        assert [(row[0], row[-2]) for row in panel["table"]["rows"]] == [(run, "yes") for run in runs]
+        assert panel["lead"].endswith(" Runs of other users are left out.")
+        for sql in panel["sql"]:
+            query_columns(store, sql["text"])
+    assert history(store, "job", 13)[1]["absent"], "whose it is is not known"
+
+
 def test_a_run_without_others_says_so(store: Store) -> None:
     write_run(store, "alone", 11, 40.0)
     _, panel = history(store, "alone", 11)
