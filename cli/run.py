@@ -288,7 +288,7 @@ def _until_over(tracer: Tracer, store: Store, watch: Watch | None, watched: Watc
         if watch is not None and begun >= next_round_s:
             next_round_s = begun + ROUND_EVERY_S
             with tracer.bulkheads.part("the diagnosis"):
-                watch.look((job.name, job.run) for job in tracer.jobs)
+                watch.look({(job.name, job.run): job.owner for job in tracer.jobs})
                 tracer.raise_sampling(watch.lines())
                 for job in tracer.jobs:
                     tracer.bulkheads.diagnosed(job, watch.detectors_failed(job.name, job.run))

@@ -178,7 +178,7 @@ def _watch(
                 next_round_s = now + 1.0
                 with tracer.bulkheads.part("the diagnosis"):
                     if watch is not None:
-                        watch.look((job.name, job.run) for job in tracer.jobs)
+                        watch.look({(job.name, job.run): job.owner for job in tracer.jobs})
                     tracer.raise_sampling(watch.lines() if watch is not None else [])
                     if watch is not None:
                         for job in tracer.jobs:

@@ -1,12 +1,18 @@
-"""How much of a disk Argus may fill: the bound of an embedded store, and the room that is left to everybody else."""
+"""How much of a disk Argus may fill: the bound of an embedded store, and the room that is left to everybody else. And
+what queries of one piece of work may take."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
 STORE_BYTES = 100 << 30
 """What an embedded store may take up where ``ARGUS_STORE_MAX`` says nothing: two days of single CUDA calls at 50,000
@@ -52,3 +58,30 @@ def has_room(place: int | Path, size: int) -> bool:
     """Whether so many bytes may be written to a folder: enough is still free then."""
     disk = os.statvfs(place)
     return disk.f_bavail * disk.f_frsize - size >= kept_free(place)
+
+
+@dataclass(frozen=True)
+class QueryBounds:
+    """What the queries of one piece of work may take (``Store.bounds``).
+
+    Attributes:
+        settings: ClickHouse's, of each of them; what a query brings itself counts before.
+        until_s: When the last one ends (``time.monotonic``).
+    """
+
+    settings: Mapping[str, int]
+    until_s: float = math.inf
+
+    def of_query(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a query that begins now.
+
+        Raises:
+            ArgusError: It is too late.
+        """
+        bounded = {**self.settings, **settings}
+        if self.until_s < math.inf:
+            left_s = self.until_s - time.monotonic()
+            if left_s <= 0:
+                raise ArgusError("it took too long", "", EXIT_UNAVAILABLE)
+            bounded["max_execution_time"] = min(math.ceil(left_s), bounded.get("max_execution_time") or math.inf)
+        return bounded

@@ -61,6 +61,8 @@ class Store:
 
     def __init__(self, target: Target, *, create: bool) -> None:
         self.target = target
+        self.bounds: limits.QueryBounds | None = None
+        """Of what is asked of it from now on; None: none."""
         self._create = create
         self._guard = threading.Lock()
         self._client: Any = None

@@ -49,11 +49,12 @@ def query(
     Raises:
         ArgusError: The store is empty or cannot be reached, or ClickHouse refuses the query (its reason in one line).
     """
+    bounded = dict(settings or {}) if store.bounds is None else store.bounds.of_query(settings or {})
     with store.lease(timeout_s) as client:
         from argus.store.driver import Error
 
         def ask() -> Any:
-            return client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))
+            return client.query_arrow(sql, parameters=dict(params or {}), settings=bounded)
 
         try:
             try:

@@ -1,22 +1,26 @@
 """The diagnosis that runs beside a trace: what it finds is reported, stored, and looked at more closely.
 
 A thread of the tracer's process asks the store; most of a round is the store's work, on one thread, and most of what is
-left is waiting. It never runs for more than a fifth of the time. Of a job that is traced on several hosts only one
-judges: the one that has the job's lowest rank.
+left is waiting. It runs for about a fifth of the time, of which owners have equal parts (``turns.py``). Of a job that
+is traced on several hosts only one judges: the one that has the job's lowest rank.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from argus.diagnose.follow.standing import News, Standing, in_words
 from argus.diagnose.verdict import Finding
 from argus.model.errors import ArgusError
+from argus.model.losses import Owner
 from argus.model.text import printable
+from argus.store.limits import QueryBounds
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.system import debug
@@ -80,11 +84,13 @@ class Watch:
         self._store = Store(store.target, create=False)
         self._host, self._interval_s = host, interval_s
         self._runs: set[tuple[str, int]] = set()
+        self._owners: dict[tuple[str, int], Owner] = {}
         self._followers: dict[tuple[str, int], Follower] = {}
         self._found: dict[tuple[str, int], Standing] = {}
         self._news: deque[News] = deque(maxlen=KEPT_NEWS)
         self._rounds_of: dict[tuple[str, int], int] = {}
-        """Rounds of each run."""
+        """Rounds of each run that had a verdict."""
+        self._judged: dict[tuple[str, int], int] = {}
         self._held: dict[tuple[str, int], dict[tuple[str, tuple[int, ...]], Finding]] = {}
         """Findings of early rounds that were not reported yet."""
         self._failed: dict[tuple[str, int], set[str]] = {}
@@ -94,7 +100,9 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def look(self, runs: Iterable[tuple[str, int]]) -> None:
-        """Sets which runs are traced: (job, run). The first call starts the thread."""
+        """Sets which runs are traced: (job, run), and whose they are where it is a mapping. The first call starts the
+        thread."""
+        self._owners = dict(runs) if isinstance(runs, Mapping) else {}
         self._runs = set(runs)
         if self._thread is None and self.state == "on" and self._runs and not self._stop.is_set():
             self._thread = threading.Thread(target=self._go_on, name="argus-diagnose", daemon=True)
@@ -137,35 +145,50 @@ class Watch:
             self._store.close()
 
     def _go_on(self) -> None:
-        from argus.diagnose.follow.follow import LEAST_PAUSE
+        from argus.diagnose.follow.turns import Turns
 
-        early = iter(EARLY_S)
-        pause = min(next(early), self._interval_s)
+        turns, now = Turns(), 0.0
+        pause = min(EARLY_S[0], self._interval_s)
         while not self._stop.wait(pause):
-            took = 0.0
+            now += pause
             runs = self._runs
-            for book in (self._followers, self._found, self._rounds_of, self._held, self._failed):
+            for book in (self._followers, self._found, self._rounds_of, self._held, self._failed, self._judged):
                 for run in book.keys() - runs:
                     book.pop(run)
             self._left_out &= runs
-            for run in sorted(runs - self._left_out):
-                try:
-                    took += self.diagnose_run(*run)
-                    standing = self._found.get(run)
-                    debug.note(f"diagnosis: {run[0]}: {len(standing.findings) if standing else 0} findings")
-                except ArgusError:
-                    pass  # the store is away: the writer reports that
-                except Exception as failure:  # a defect, or a driver's own: the trace goes on without
-                    why = printable(f"off: it failed ({type(failure).__name__}: {failure})")
-                    self._left_out.add(run)
-                    self._failed.setdefault(run, set()).add("diagnosis")
-                    debug.crash(failure)
-                    self._news.append(News("off", text=f"diagnosis of {printable(run[0])} {why}"))
-                    if len(runs) == 1:
-                        self.state = why
-            interval_s = min(next(early, self._interval_s), self._interval_s)
-            pause = max(interval_s - took, LEAST_PAUSE * took)
-            pause = min([pause, *(follower.due_s() for follower in self._followers.values())])
+            turns.keep(runs - self._left_out, self._owners, now)
+            while not self._stop.is_set() and (chosen := turns.choose(now)) is not None:
+                limit_s, begun = turns.limit_s(chosen), now
+                took, failed = self._judge(chosen, limit_s)
+                now += took
+                number = self._judged[chosen] = self._judged.get(chosen, 0) + 1
+                pause_s = min(EARLY_S[number] if number < len(EARLY_S) else self._interval_s, self._interval_s)
+                follower = self._followers.get(chosen)
+                due_s = follower.due_s() if follower is not None else math.inf
+                turns.judged(chosen, begun, now, pause_s=pause_s, due_s=due_s, failed=failed)
+                turns.keep(runs - self._left_out, self._owners, now)
+            pause = turns.pause_s(now, self._interval_s)
+
+    def _judge(self, run: tuple[str, int], limit_s: float) -> tuple[float, bool]:
+        """One round of a run: how long it took, s, and whether nothing came of it."""
+        begun = time.monotonic()
+        self._store.bounds = QueryBounds(SETTINGS, begun + limit_s)
+        try:
+            took = self.diagnose_run(*run)
+            standing = self._found.get(run)
+            debug.note(f"diagnosis: {run[0]}: {len(standing.findings) if standing else 0} findings")
+            return max(took, time.monotonic() - begun), False
+        except ArgusError:
+            pass  # the store is away: the writer reports that; or the round took too long
+        except Exception as failure:  # a defect, or a driver's own: the trace goes on without
+            why = printable(f"off: it failed ({type(failure).__name__}: {failure})")
+            self._left_out.add(run)
+            self._failed.setdefault(run, set()).add("diagnosis")
+            debug.crash(failure)
+            self._news.append(News("off", text=f"diagnosis of {printable(run[0])} {why}"))
+            if len(self._runs) == 1:
+                self.state = why
+        return time.monotonic() - begun, True
 
     def diagnose_run(self, job: str, run: int) -> float:
         """One round of one run; returns how long it took, s. If another host diagnoses it, what that one found is taken

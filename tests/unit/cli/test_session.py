@@ -23,7 +23,7 @@ class Traced:
     """Stands in for a tracer: ends after some polls."""
 
     pace_s = 0.0
-    jobs = (SimpleNamespace(name="j", run=7),)
+    jobs = (SimpleNamespace(name="j", run=7, owner=(1000, "")),)
 
     def __init__(self) -> None:
         self.polls = 0

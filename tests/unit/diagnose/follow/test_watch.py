@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from argus.diagnose.follow.standing import News, Standing, in_words
 from argus.diagnose.follow.watch import EARLY_S, INTERVAL_S, KEPT_NEWS, Watch
 from argus.diagnose.iteration.hang import SEEN_S
 from argus.diagnose.verdict import Finding
+from argus.model.errors import ArgusError
 from argus.store.open import Store
 from argus.store.url import parse_url
 
@@ -88,6 +90,96 @@ def test_the_first_rounds_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits[1:4] == pytest.approx([seconds - 0.25 for seconds in EARLY_S[1:]])
     assert waits[4:] == pytest.approx([INTERVAL_S - 0.25] * 3)
     assert sum(EARLY_S) <= INTERVAL_S, "what is reported for good comes no later than before"
+
+
+class Beside:
+    """A job whose rounds take half a second, beside those of another user, whose rounds may take longer. Time passes
+    where they are judged or waited for.
+
+    Attributes:
+        seen: When rounds of the honest job began, s.
+        limits: How long those of the others might take.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, others: dict[tuple[str, int], float], until_s: float) -> None:
+        self.now = 0.0
+        self.seen: list[float] = []
+        self.limits: list[float] = []
+        self.hung_at: float | None = None
+        self.found_at: float | None = None
+        honest = ("z honest", 1)
+
+        def wait(_: object, seconds: float) -> bool:
+            self.now += seconds
+            return self.now > until_s
+
+        def judge(watch: Watch, job: str, run: int) -> float:
+            took, limit_s = 0.5, float("inf")
+            assert watch._store.bounds is not None
+            if (job, run) == honest:
+                self.seen.append(self.now)
+                if self.hung_at is not None and self.found_at is None and self.due_s() == float("inf"):
+                    self.found_at = self.now + took
+            else:
+                took, limit_s = others[job, run], watch._store.bounds.until_s - self.now
+                self.limits.append(limit_s)
+            self.now += took
+            if took > limit_s:
+                raise ArgusError("it took too long")
+            return took
+
+        monkeypatch.setattr(threading.Event, "wait", wait)
+        monkeypatch.setattr(Watch, "diagnose_run", judge)
+        monkeypatch.setattr(watch_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.watch = Watch(nowhere(), "node-0")
+        self.watch._owners = {honest: (1000, ""), **dict.fromkeys(others, (1001, ""))}
+        self.watch._runs = set(self.watch._owners)
+        follower: Any = SimpleNamespace(due_s=self.due_s)
+        self.watch._followers = {honest: follower}
+
+    def due_s(self) -> float:
+        """As the follower's: when silence since the newest step counts as a hang."""
+        if self.hung_at is None:
+            return 20.0 + SEEN_S
+        left = self.hung_at + 20.0 + SEEN_S - self.now
+        return left if left > 0 else float("inf")
+
+
+def test_a_user_with_a_hundred_jobs_does_not_delay_what_is_found_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, {(f"a{number:03}", 1): 1.0 for number in range(100)}, 600.0)
+    beside.watch._go_on()
+    pauses = [after - before for before, after in pairwise(beside.seen)]
+    assert beside.seen[0] <= EARLY_S[0] + 1.0
+    assert max(pauses) <= INTERVAL_S + 1.5
+    assert len(beside.limits) > 50, "the others are judged as well"
+    assert len(beside.limits) * 1.0 + len(beside.seen) * 0.5 <= 600 / 4, "for about a fifth of the time"
+
+
+@pytest.mark.parametrize("hung_at", [100.0, 103.0, 111.5])
+def test_a_hang_beside_a_hundred_jobs_is_named_within_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch, hung_at: float
+) -> None:
+    beside = Beside(monkeypatch, {(f"a{number:03}", 1): 3.0 for number in range(100)}, 300.0)
+    beside.hung_at = hung_at
+    beside.watch._go_on()
+    assert beside.found_at is not None
+    assert beside.found_at - hung_at <= 30.0
+
+
+def test_a_job_whose_rounds_fail_is_judged_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time counts, too: what a store could not answer has kept it as busy."""
+    beside = Beside(monkeypatch, {("a", 1): 50.0}, 3600.0)
+    beside.watch._go_on()
+    assert beside.limits[:4] == [4.0, 8.0, 16.0, 32.0]
+    assert 50.0 * len(beside.limits) <= 3600 / 5
+
+
+def test_what_many_containers_of_a_user_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, {(f"a{number:03}", 1): 1.0 for number in range(100)}, 600.0)
+    for number in range(100):
+        beside.watch._owners[f"a{number:03}", 1] = (1001, f"pod {number}")
+    beside.watch._go_on()
+    assert max(after - before for before, after in pairwise(beside.seen)) <= INTERVAL_S + 1.5
 
 
 NOTHING: list[Finding] = []
