@@ -8,7 +8,9 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -19,12 +21,21 @@ from argus.model.counters import describe_all, numbered
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.text import counted, printable
 from argus.model.units import elapsed
+from argus.store.limits import QueryBounds
 from argus.store.open import Store
 
 from .verdict_text import show, verdict_lines
 
 JOBS = 4
-"""Verdicts printed, of the newest jobs."""
+"""Verdicts on an owner's jobs, of the newest."""
+VERDICTS = 16
+"""Verdicts in all. Users have them by turns, and so have the containers of each."""
+WITHIN_S = 300.0
+"""How long all verdicts may take; each as long as the others leave it, and where there is only one all of it."""
+SETTINGS = {"max_execution_time": 120, "max_memory_usage": 4_000_000_000}
+"""Of a verdict's queries. No trace waits for them any more, but other jobs run."""
+NAMED = 8
+"""Jobs without a verdict that are named."""
 WHOLE_S = 3600.0
 """A trace up to so long is diagnosed as a whole, as `argus diagnose` does; of a longer one the newest part."""
 
@@ -124,24 +135,64 @@ def _recorded(console: Console, tracer: Tracer, members: list[Member]) -> None:
 
 
 def _conclude(console: Console, tracer: Tracer, store: Store) -> None:
-    """The verdict on the newest jobs."""
-    newest = {job.name: job for job in tracer.jobs if job.ranks()}
-    jobs = list(newest.values())[-JOBS:]
+    """The verdicts on the newest jobs. One that cannot be reached costs no other."""
+    newest = {(job.owner, job.name): job for job in tracer.jobs if job.ranks()}
+    jobs = _by_turns(list(newest.values()))
+    chosen = {id(job) for job in jobs}
+    left = [job.name for job in newest.values() if id(job) not in chosen]
     try:
-        with _busy(console):
-            if store.target.spool is not None:
-                raise ArgusError("rows are in a spool: `argus store load` brings them into a store, for argus diagnose")
-            with contextlib.closing(Store(store.target, create=False)) as again:
-                verdicts = [_verdict(again, tracer, job) for job in jobs]
-        for lines in verdicts:
-            show(console, lines)
-            show(console, [(Text(), 0)])
+        if store.target.spool is not None:
+            raise ArgusError("rows are in a spool: `argus store load` brings them into a store, for argus diagnose")
+        until_s = time.monotonic() + WITHIN_S
+        with contextlib.closing(Store(store.target, create=False)) as again:
+            for place, job in enumerate(jobs):
+                now = time.monotonic()
+                if now >= until_s:
+                    left += [one.name for one in jobs[place:]]
+                    break
+                again.bounds = QueryBounds(SETTINGS, now + (until_s - now) / (len(jobs) - place))
+                _conclude_one(console, tracer, again, job, len(newest) > 1)
+        if left:
+            few = ", ".join(left[:NAMED]) + (f" and {len(left) - NAMED} more" if len(left) > NAMED else "")
+            what = f"{counted(len(left), 'more job')}: {few}: argus diagnose --job {shlex.quote(left[0])}"
+            say(console, f"not diagnosed: {what}", style="yellow")
     except ArgusError as failure:
         say(console, f"not diagnosed: {failure.message}", style="yellow")
     except KeyboardInterrupt:
         say(console, "not diagnosed: interrupted; all rows are stored", style="yellow")
+
+
+def _conclude_one(console: Console, tracer: Tracer, store: Store, job: Job, named: bool) -> None:
+    """The verdict on a job, or why there is none. ``named``: the line says of which job."""
+    try:
+        with _busy(console):
+            lines = _verdict(store, tracer, job)
+        show(console, lines)
+        show(console, [(Text(), 0)])
+        return
+    except ArgusError as failure:
+        why = failure.message
     except Exception as failure:  # a defect: what was recorded is still to be summed up
-        say(console, f"not diagnosed: it failed ({type(failure).__name__}: {failure})", style="yellow")
+        why = f"it failed ({type(failure).__name__}: {failure})"
+    again = f"{job.name}: not diagnosed: {why}: argus diagnose --job {shlex.quote(job.name)}"
+    say(console, again if named else f"not diagnosed: {why}", style="yellow")
+
+
+def _by_turns(jobs: list[Job]) -> list[Job]:
+    """The jobs that get a verdict: a few of each owner, the newest of it, one of each user after the other."""
+
+    def split(some: list[Job], key: Callable[[Job], Any]) -> list[list[Job]]:
+        groups: dict[Any, list[Job]] = {}
+        for job in some:
+            groups.setdefault(key(job), []).append(job)
+        return list(groups.values())
+
+    def by_turns(groups: list[list[Job]]) -> list[Job]:
+        return [job for turn in zip_longest(*groups) for job in turn if job is not None]
+
+    users = split(jobs, lambda job: job.owner[0])
+    each = [by_turns([some[-JOBS:] for some in split(user, lambda job: job.owner)]) for user in users]
+    return by_turns(each)[:VERDICTS]
 
 
 def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:

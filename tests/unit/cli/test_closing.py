@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from argus.cli import closing
+from argus.diagnose import stored as stored_module
 from argus.model.errors import ArgusError
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
@@ -36,6 +37,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield store
 
 
+def a_job(name: str, owner: tuple[int, str] = (1000, ""), **more: Any) -> Any:
+    return SimpleNamespace(name=name, run=1, owner=owner, **more)
+
+
 def a_tracer(job: str = "healthy", *, ranks: int = 4, samples: int = 7, **more: Any) -> Any:
     """Stands in for a tracer that has stopped."""
     identity = SimpleNamespace(world_size=ranks)
@@ -44,7 +49,7 @@ def a_tracer(job: str = "healthy", *, ranks: int = 4, samples: int = 7, **more: 
         SimpleNamespace(rank=rank, target=SimpleNamespace(pid=100 + rank, identity=identity), **member)
         for rank in range(ranks)
     ]
-    jobs = [SimpleNamespace(name=job, run=1, ranks=lambda: members, members=dict(enumerate(members)))]
+    jobs = [a_job(job, ranks=lambda: members, members=dict(enumerate(members)))]
     output = lambda *lines: lambda **_: list(lines)  # noqa: E731
     return SimpleNamespace(
         jobs=jobs, past=Counter(), samples=samples, host="node-0", started_ns=0, store_error="", steps_go=output(),
@@ -160,6 +165,76 @@ def test_what_cannot_be_diagnosed_is_summed_up(
     lines = sum_up(a_tracer(), store)
     assert lines[0] == words
     assert "coverage: complete, nothing was lost" in lines
+
+
+def with_jobs(*owned: tuple[str, tuple[int, str]]) -> Any:
+    """A tracer of jobs of several owners."""
+    tracer = a_tracer()
+    (one,) = tracer.jobs
+    tracer.jobs = [a_job(name, owner, ranks=one.ranks, members=one.members) for name, owner in owned]
+    return tracer
+
+
+@pytest.mark.parametrize("failure", [ArgusError("memory limit exceeded"), MemoryError("no room")])
+def test_a_job_that_cannot_be_diagnosed_costs_no_other_its_verdict(
+    store: Store, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    real = stored_module.diagnose_store
+
+    def diagnose(store: Store, job: str, run: int, **options: Any) -> Any:
+        if job.startswith("hostile"):
+            raise failure
+        return real(store, job, run, **options)
+
+    monkeypatch.setattr(stored_module, "diagnose_store", diagnose)
+    monkeypatch.setattr("argus.diagnose.follow.watch.in_charge", lambda *_: "node-0")
+    before = int(query_columns(store, "SELECT count() AS n FROM findings WHERE job = 'slow'")["n"][0])
+    lines = sum_up(with_jobs(("hostile 1", (1001, "")), ("slow", (1000, "")), ("hostile 2", (1001, ""))), store)
+    assert any(line.startswith("DEGRADED  slow") for line in lines)
+    assert int(query_columns(store, "SELECT count() AS n FROM findings WHERE job = 'slow'")["n"][0]) == before + 1
+    (line, _) = [line for line in lines if "not diagnosed" in line]
+    assert line.startswith("hostile 1: not diagnosed: ")
+    assert line.endswith(": argus diagnose --job 'hostile 1'")
+
+
+def test_each_owner_has_a_verdict_whoever_has_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(closing, "_verdict", lambda store, tracer, job: asked.append(job.name) or [])
+    many = [(f"x{number}", (1001, f"pod {number % 5}")) for number in range(40)]
+    same = [("honest", (1001, "pod 2"))]
+    lines = sum_up(with_jobs(("honest", (1000, "")), ("other", (1002, "pod 9")), *many, *same), a_store())
+    assert len(asked) == closing.VERDICTS
+    assert asked[:3] == ["honest", "other", "x20"]
+    assert set(asked[3:7]) == {"x21", "x27", "x23", "x24"}
+    (line,) = [line for line in lines if line.startswith("not diagnosed: ")]
+    assert line.startswith("not diagnosed: 27 more jobs: x0, x1, x2, ")
+    assert line.endswith(", x7 and 19 more: argus diagnose --job x0")
+    asked.clear()
+    sum_up(with_jobs(*((f"x{number}", (1000, "")) for number in range(6))), a_store())
+    assert asked == ["x2", "x3", "x4", "x5"], "the newest of the only owner"
+
+
+def test_verdicts_have_bounded_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    asked: list[tuple[str, float, dict[str, int]]] = []
+
+    def verdict(store: Store, tracer: Any, job: Any) -> list[Any]:
+        assert store.bounds is not None
+        asked.append((job.name, store.bounds.until_s - now[0], dict(store.bounds.settings)))
+        now[0] += 200.0
+        return []
+
+    monkeypatch.setattr(closing, "_verdict", verdict)
+    monkeypatch.setattr(closing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = sum_up(with_jobs(("a", (1, "")), ("b", (2, "")), ("c", (3, ""))), a_store())
+    settings = closing.SETTINGS
+    assert asked == [("a", closing.WITHIN_S / 3, settings), ("b", (closing.WITHIN_S - 200) / 2, settings)]
+    assert "not diagnosed: 1 more job: c: argus diagnose --job c" in lines
+
+
+def a_store() -> Store:
+    """One that nothing is asked of."""
+    return Store(parse_url("chdb:///nowhere"), create=False)
 
 
 def test_a_spool_and_another_hosts_job_are_not_diagnosed(store: Store, tmp_path: object) -> None:
