@@ -71,11 +71,16 @@ def init(store_url: str | None, ttl: str | None, raw_ttl: str | None, cluster: s
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @store_option
 @click.option("--remove", is_flag=True, help="Delete each file once it is stored.")
-def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
+@click.option("--trusted", is_flag=True, help="Store all that DIR holds, of whatever job and node.")
+def load(folder: Path | None, store_url: str | None, remove: bool, trusted: bool) -> int:
     """Load a spool: the files that a trace with --store spool:///DIR wrote.
 
     Without DIR: load the rows that traces wrote to disk because the store was away, and that are not stored yet. Rows
     that are loaded twice are stored once, so a load that was cut short can be run again.
+
+    A spool brings rows of its own runs, which the store does not have from elsewhere, and no verdicts, baselines,
+    health of nodes or users. If you trust whoever wrote it, --trusted loads these, too: of a run that several nodes
+    have traced, say, the spools of the others.
 
     \b
       argus trace --pid 4821 --store spool:///var/spool/llama   where there is no store
@@ -101,7 +106,7 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
         if place is not None or spill.is_root(left):
             loaded = load_spilled(store, left, progress=progress)
         else:
-            loaded = load_spool(left, store, remove=remove, progress=progress)
+            loaded = load_spool(left, store, remove=remove, trusted=trusted, progress=progress)
     for table, rows in sorted(loaded.rows.items()):
         click.echo(f"{table:<24}{rows:>14,}")
     known = f", {loaded.known:,} were there already" if loaded.known else ""

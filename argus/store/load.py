@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import time
 from collections import Counter
@@ -11,12 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import named
 from argus.store import spill, spool
 from argus.store.failures import transient
 from argus.store.open import LEASE_TIMEOUT_S, Store
+from argus.store.reader import query_columns
 from argus.store.replay import replay, sent_before_s
 from argus.store.schema import ensure_schema
+from argus.store.schema_files import table_columns
 from argus.system import files
 
 _MAX_JOURNAL_BYTES = 64 << 20
@@ -24,6 +30,16 @@ _MAX_JOURNAL_BYTES = 64 << 20
 _JOURNAL = ".loaded"
 """Which files are in which store. A store itself remembers only the newest 1000 tokens of a table, and of those with a
 partition for each day of storing only that day's."""
+
+
+_NO_TRACE = frozenset({
+    "baselines", "clocks", "findings", "group_joins", "health", "health_figures", "host_names", "iteration_rollup",
+    "raw_requests", "step_shifts",
+})  # fmt: skip
+"""Tables that no trace or import into a spool writes: what Argus concluded, and what it has of nodes."""
+_OURS = {"ranks": ("uid", "container")}
+"""Columns whose content Argus alone vouches for, by table, besides when a row was stored: whose a run is decides what
+it is compared with."""
 
 
 @dataclass
@@ -51,13 +67,90 @@ def check_target(store: Store) -> None:
         raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
 
 
-def load_spool(folder: Path, store: Store, *, remove: bool = False, progress: Callable[[int, int], None]) -> Loaded:
+class _Author:
+    """What a spool may bring whose author is not trusted: rows of traces and imports, of runs that the store did not
+    have before this spool was first loaded.
+
+    Args:
+        folder: The spool. Its journal tells which runs it has brought before.
+        store: Where to.
+        identity: Of the store.
+        brought: Those runs, as ``_run_line`` has them.
+    """
+
+    def __init__(self, folder: Path, store: Store, identity: str, brought: set[str]) -> None:
+        self._folder, self._store, self._identity, self._brought = folder, store, identity, brought
+        self._refused: set[tuple[str, int]] = set()
+        self._open: dict[tuple[str, int], bool] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more may come of a run."""
+        return any(self._open.values())
+
+    def own_rows(self, file: Path, batch: spool.Spooled) -> pa.Table:
+        """What is taken of a batch.
+
+        Raises:
+            ArgusError: It is not the author's to bring.
+        """
+        if batch.table in _NO_TRACE or not {"job", "run"} <= set(batch.rows.column_names):
+            raise _not_trusted(f"{file.name} is for {batch.table}, which no trace writes to a spool")
+        runs = batch.rows.select(["job", "run"]).group_by(["job", "run"]).aggregate([])
+        for job, run in zip(runs["job"].to_pylist(), runs["run"].to_pylist(), strict=True):
+            if not self._is_own(str(job), int(run)):
+                raise _not_trusted(f"{file.name} has rows of run {run} of job '{named(str(job))}', which is there")
+        if batch.table == "jobs" and "ended" in batch.rows.column_names:
+            for one in batch.rows.select(["job", "run", "ended"]).to_pylist():
+                self._open[str(one["job"]), int(one["run"])] = one["ended"] is None
+        left_out = {"stored", *_OURS.get(batch.table, ())}
+        return batch.rows.select([name for name in batch.rows.column_names if name not in left_out])
+
+    def _is_own(self, job: str, run: int) -> bool:
+        line = _run_line(job, run)
+        if line in self._brought:
+            self._open.setdefault((job, run), True)
+            return True
+        if (job, run) in self._refused:
+            return False
+        if _has_run(self._store, job, run):
+            self._refused.add((job, run))
+            return False
+        # Before its first row is there: a load that is killed goes on later.
+        _note(self._folder, self._identity, line)
+        self._brought.add(line)
+        self._open[job, run] = True
+        return True
+
+
+def _run_line(job: str, run: int) -> str:
+    """How the journal names a run. No token has a space in it."""
+    return f"run {hashlib.sha256(f'{run} {job}'.encode(errors='replace')).hexdigest()}"
+
+
+def _has_run(store: Store, job: str, run: int) -> bool:
+    """Whether any table has rows of a run."""
+    tables = [name for name, columns in table_columns().items() if {"job", "run"} <= columns.keys()]
+    where = "WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1"
+    each = " UNION ALL ".join(f"(SELECT 1 AS n FROM `{name}` {where})" for name in tables)
+    return bool(len(query_columns(store, each, {"job": job, "run": run})["n"]))
+
+
+def _not_trusted(reason: str) -> ArgusError:
+    return ArgusError(f"{reason}: --trusted loads it if whoever wrote the spool is trusted")
+
+
+def load_spool(
+    folder: Path, store: Store, *, remove: bool = False, trusted: bool = True, progress: Callable[[int, int], None]
+) -> Loaded:
     """Sends the files of a spool to a store, in the order they were written.
 
     Args:
         folder: The spool.
         store: Where to. An embedded one is made if there is something to load.
         remove: Delete each file once it is stored.
+        trusted: Whether its author is: all that it holds is stored as it is. Otherwise only rows of traces and imports
+            are, of runs that the store has from this spool alone.
         progress: Called with (files done, files in all) before each file and at the end.
 
     Raises:
@@ -76,6 +169,7 @@ def load_spool(folder: Path, store: Store, *, remove: bool = False, progress: Ca
         identity = _identity(store)
         loaded_before, noted = _journal(folder, identity)
         age_s = max(0.0, time.time() - noted) if noted else 0.0
+        author = None if trusted else _Author(folder, store, identity, loaded_before)
         asked: set[str] = set()
         again = False
         for done, file in enumerate(batches):
@@ -83,6 +177,8 @@ def load_spool(folder: Path, store: Store, *, remove: bool = False, progress: Ca
             try:
                 batch = spool.read(file)
                 known = batch.token in loaded_before
+                if not known and author is not None:
+                    batch = replace(batch, rows=author.own_rows(file, batch))
                 if not known:
                     # A load that was killed, or could not write its journal, may have stored batches that the journal
                     # lacks. They are the first ones: one of each table is looked up, and if it is there, each.
@@ -106,7 +202,7 @@ def load_spool(folder: Path, store: Store, *, remove: bool = False, progress: Ca
             if remove:
                 file.unlink()
         progress(len(batches), len(batches))
-        if remove and not result.trouble:
+        if remove and not result.trouble and not (author is not None and author.goes_on):
             (folder / _JOURNAL).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -215,6 +215,74 @@ def test_a_damaged_file_is_told_and_others_are_loaded(folder: Path, store: Store
     assert "\n" not in line
 
 
+NO_TRACE = {"baselines": ["llama"], "findings": ["llama"], "health": ["node-7"], "health_figures": ["node-7"],
+            "host_names": ["node-7"], "clocks": ["llama"], "raw_requests": ["llama"]}  # fmt: skip
+
+
+def rows_of(table: str, job: str = "job", run: int = 7, **more: Any) -> pa.Table:
+    given = {name: example(name, column.type)[:1] for name, column in table_columns()[table].items()}
+    return to_arrow(table, given | {"job": [job], "run": [run]} | more if "job" in given else given | more)
+
+
+@pytest.mark.parametrize("table", NO_TRACE)
+@pytest.mark.thorough(first=3)
+def test_a_spool_brings_no_verdicts_baselines_and_nodes(folder: Path, store: Store, table: str) -> None:
+    folder.mkdir(mode=0o700)
+    spool.write(folder, table, "t/1", rows_of(table))
+    found = load(folder, store, trusted=False)
+    assert (found.files, count(store, table)) == (0, 0)
+    (line,) = found.trouble
+    assert line.startswith(f"000001-{table}.arrow is for {table}, which no trace writes to a spool: --trusted loads it")
+    assert load(folder, store).rows == {table: 1}
+
+
+def test_a_spool_brings_no_rows_of_runs_that_are_there(folder: Path, store: Store) -> None:
+    with Writer(store, source="theirs") as writer:
+        writer.append("iterations", iterations(7))  # of the run 1 of a job
+        assert writer.flush(), writer.last_error
+    theirs = query_columns(store, "SELECT job, run FROM iterations LIMIT 1")
+    job, run = str(theirs["job"][0]), int(theirs["run"][0])
+    folder.mkdir(mode=0o700)
+    spool.write(folder, "ranks", "t/1", rows_of("ranks", job, run, version=[2**63]))
+    spool.write(folder, "ranks", f"run/{'0' * 64}", rows_of("ranks", "own", uid=[1000], container=["pod 1"]))
+    spool.write(folder, "stacks", "t/3", rows_of("stacks", "own", stored=[4_000_000_000]))
+    for known in (0, 2):
+        found = load(folder, store, trusted=False)
+        assert (found.files, found.known) == (2 - known, known)
+        (line,) = found.trouble
+        assert line.startswith(f"000001-ranks.arrow has rows of run {run} of job '{job}', which is there: --trusted")
+        ranks = query_columns(store, "SELECT job, uid, container FROM ranks")
+        assert [ranks[name].tolist() for name in ("job", "uid", "container")] == [["own"], [-1], [""]]
+        stored = query_columns(store, "SELECT stored > now() + 60 AS later FROM stacks")
+        assert stored["later"].tolist() == [0]
+    assert load(folder, store).files == 1
+
+
+@pytest.mark.parametrize("remove", [False, True])
+@pytest.mark.thorough(first=1)
+def test_a_spool_that_is_still_written_is_loaded_in_parts(folder: Path, store: Store, remove: bool) -> None:
+    folder.mkdir(mode=0o700)
+    spool.write(folder, "jobs", "t/1", rows_of("jobs", ended=[None], version=[1]))
+    assert load(folder, store, trusted=False, remove=remove).files == 1
+    spool.write(folder, "ranks", "t/2", rows_of("ranks"))
+    found = load(folder, store, trusted=False, remove=remove)
+    assert (found.files, found.trouble) == (1, [])
+    spool.write(folder, "jobs", "t/3", rows_of("jobs", ended=[HELD * 10**9], version=[2]))
+    assert load(folder, store, trusted=False, remove=remove).trouble == []
+    assert folder.exists() != remove
+
+
+def test_who_loads_a_spool_says_whether_it_is_trusted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.mkdir(mode=0o700)
+    spool.write(folder, "findings", "t/1", rows_of("findings"))
+    words = ["store", "load", str(folder), "--store", f"chdb://{tmp_path}/store"]
+    assert main(words) == EXIT_FAILURE
+    assert "not loaded: 000001-findings.arrow is for findings" in capsys.readouterr().err
+    assert main([*words, "--trusted"]) == 0
+
+
 def test_a_spool_is_not_queried(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, [("iterations", iterations(7))])
     for words in (["sql", "SELECT 1"], ["diagnose"], ["store", "status"], ["store", "init"],
