@@ -36,7 +36,7 @@ from argus.health.check import (
 from argus.health.config import Check, Settings, limits_of
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.units import elapsed
-from argus.system import files
+from argus.system import debug, files
 from argus.system.host import host_name
 
 _SAMPLES = 12
@@ -248,11 +248,18 @@ def _locked(folder: Path) -> Iterator[int | None]:
 
 
 def _lock_without_writing(folder: Path) -> int:
-    """A lock on what is there of the folder: a disk that takes no writes is what a run has to report."""
+    """A lock on what is there of the folder: a disk that takes no writes is what a run has to report. Whoever may open
+    a file may lock it, so it is one that nobody else may open. Where there is none, nothing keeps two runs apart."""
+    folder = folder.resolve()
     for place in (folder / "lock", folder, *folder.parents):
         with contextlib.suppress(OSError):
-            return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    raise ArgusError(f"cannot use the folder {folder}", "Name another one: state_dir in the settings", EXIT_UNAVAILABLE)
+            fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            status = os.fstat(fd)
+            if files.trusted(status) and not status.st_mode & 0o077:
+                return fd
+            os.close(fd)
+    debug.note(f"health: nothing of {folder} can be locked, another run may be under way")
+    return os.memfd_create("argus-health-lock", os.MFD_CLOEXEC)
 
 
 def _overdue(folder: Path, total_s: float) -> Result | None:

@@ -15,6 +15,7 @@ import pytest
 
 from argus.health import config
 from argus.health.check import Absent, Blind, Look, Result
+from argus.health.checks import _mounts
 from tests.e2e import test_health_gpu
 from tests.e2e.health_node import Node
 from tests.lacking import needs_mounts
@@ -122,6 +123,23 @@ def test_a_bad_source(tmp_path: Path, name: str, changes: dict[str, str], status
     assert result.hint
     again = look(tmp_path, name, good, before)
     assert again.status == "ok" or unsynchronised, again
+
+
+@pytest.mark.parametrize("name", ["disks_full", "read_only"])
+def test_what_a_user_mounts_is_no_disk_of_the_node(tmp_path: Path, name: str) -> None:
+    mounts = "".join(
+        f"{30 + number} 22 0:{40 + number} / /home/u{number} ro - {kind} /dev/sdz ro,user_id={uid},group_id=0\n"
+        for number, (kind, uid) in enumerate((("fuse.glusterfs", 1000), ("fuse", 70), ("fuseblk", 5)))
+    )
+    limits = {"types": ["fuse", "fuseblk"], "paths": ["/home/u1"]} if name == "disks_full" else {}
+    theirs = look(tmp_path, name, GOOD | {"proc/1/mountinfo": GOOD["proc/1/mountinfo"] + mounts}, **limits)
+    assert theirs.status == "ok", theirs
+    assert "/home" not in theirs.text
+    look_at = Look({}, tmp_path / "root", before=[], now=0.0)
+    assert not [one.path for one in _mounts.mounts(look_at) if one.path.startswith("/home")]
+    node = Node(tmp_path)
+    node.file("proc/1/mountinfo", mounts.replace("=1000", "=0"))
+    assert [one.path for one in _mounts.mounts(look_at)] == ["/home/u0"]
 
 
 LOADS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from argus.health.check import Absent, Blind, Look, Result, readable
 from argus.health.checks import _mounts, cpu_frequency, edac, kernel_log, stuck
 from argus.health.history import rows
 from argus.health.report import report
-from argus.health.run import Run
+from argus.health.run import Run, _lock_without_writing
 from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.writer import Writer
@@ -203,6 +204,21 @@ def test_a_disk_that_takes_no_writes(node: Node, tmp_path: Path) -> None:
         assert code == 1
         text = f"cannot remember what was found, and counters are not compared: {state}: {why}"
         assert results(output) == {"oom": ("ok", "0 since boot"), "state": ("warning", text)}
+
+
+def test_a_run_is_kept_back_by_nobody_who_may_only_open_a_folder(tmp_path: Path) -> None:
+    above, state = tmp_path / "above", tmp_path / "above" / "state"
+    above.mkdir()
+    above.chmod(0o755)
+    locked = os.open(above, os.O_RDONLY)
+    fcntl.flock(locked, fcntl.LOCK_EX)
+    lock = _lock_without_writing(state)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    state.mkdir(mode=0o700)
+    own = _lock_without_writing(state)
+    assert os.path.samestat(os.fstat(own), state.stat())
+    for fd in (locked, lock, own):
+        os.close(fd)
 
 
 def test_a_run_that_never_ends_is_reported(node: Node, tmp_path: Path) -> None:

@@ -25,11 +25,13 @@ class Mount:
 
 
 def mounts(look: Look) -> list[Mount]:
-    """All mounts; of several at one place only the last one can be seen. proc(5) has the format."""
+    """All mounts but users' own; of several at one place only the last one can be seen. proc(5) has the format."""
     by_place = {}
     for line in look.read(f"proc/{'self' if look.root == Path('/') else 1}/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         words, behind = left.split(), right.split()
+        if behind[0].startswith("fuse") and re.search(r"(?:^|,)user_id=0*[1-9]", behind[2]):
+            continue  # what it answers is up to that user: it is no disk of the node
         path = unescaped(words[4])
         whole = "ro" in behind[2].split(",")
         by_place[path] = Mount(path, behind[0], behind[1], whole or "ro" in words[5].split(","), whole)
