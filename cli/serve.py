@@ -15,9 +15,11 @@ from typing import Any
 import click
 
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import printable
 from argus.store.open import Store, open_store
 from argus.store.reader import nothing_stored
 from argus.system import privileges
+from argus.system.files import owner
 
 from .options import store_option
 
@@ -103,7 +105,7 @@ def _token(file: str | None) -> str:
         # Does not wait for a writer if it is a pipe; one that a shell has made (<(pass show argus)) has its own.
         with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
             os.set_blocking(opened.fileno(), True)
-            mode = os.fstat(opened.fileno()).st_mode
+            status = os.fstat(opened.fileno())
             token = opened.read(_TOKEN_FILE_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as failure:
         why = getattr(failure, "strerror", None) or "it is not plain text"
@@ -111,7 +113,10 @@ def _token(file: str | None) -> str:
     if not LEAST_TOKEN <= len(token) <= MOST_TOKEN or not token.isprintable() or " " in token:
         hint = f"{LEAST_TOKEN} to {MOST_TOKEN} characters without spaces: head -c 24 /dev/urandom | base64 > {file}"
         raise ArgusError(f"the token in {file} is too short, too long, or not one word", hint, EXIT_USAGE)
-    if stat.S_ISREG(mode) and mode & 0o077:
+    if stat.S_ISREG(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+        whose = printable(owner(status.st_uid))
+        click.echo(f"the token in {file} belongs to {whose}, who may read and change it: make it your own", err=True)
+    elif stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
         click.echo(f"other users of this machine may read or change the token: chmod 600 {file}", err=True)
     return token
 

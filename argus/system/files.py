@@ -482,7 +482,8 @@ def open_log(path: Path) -> int:
     and its like lead to, is opened as it is.
 
     Raises:
-        Untrusted: A link on the way is somebody else's, or the file is.
+        Untrusted: A link on the way is somebody else's, or the file is; or it is a second name of a file, which others
+            could have made.
         OSError: It cannot be opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -503,6 +504,8 @@ def open_log(path: Path) -> int:
                 raise Untrusted(path, "it is a symbolic link")
             if status.st_uid not in (0, os.geteuid()):
                 raise Untrusted(path, f"it belongs to {owner(status.st_uid)}")
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and (why := distrust(os.fstat(folder))):
+                raise Untrusted(path, f"it has another name, too, and others may change its folder: {why}")
             if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
                 _refuse_planted(place, path.name)
             fd = open_place(place, os.O_WRONLY | os.O_APPEND)

@@ -289,6 +289,17 @@ def test_a_token_that_others_may_read_is_told(url: str, tmp_path: Path) -> None:
     assert f"other users of this machine may read or change the token: chmod 600 {file}" in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_token_that_another_user_owns_is_told(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("a-token-that-is-long-enough\n")
+    file.chmod(0o600)
+    os.chown(file, 65534, 65534)
+    done = argus("serve", "--token-file", str(file), "--listen", "203.0.113.7:0", "--store", url)
+    assert f"the token in {file} belongs to " in done.stderr
+    assert "who may read and change it" in done.stderr
+
+
 @pytest.mark.parametrize("address", ["127.0.0.2", "[::1]", "localhost"])
 def test_it_answers_where_it_says_that_it_is(url: str, address: str) -> None:
     server = Server(url, "--listen", f"{address}:0")

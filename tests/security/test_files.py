@@ -940,7 +940,8 @@ def test_a_log_of_argus_run_is_not_somebody_elses(theirs: Path, secret: Path) ->
     os.mkfifo(theirs / "pipe")
     (theirs / "given").write_text("")
     os.chown(theirs / "given", NOBODY, NOBODY)
-    for name in ("link", "pipe", "given"):
+    os.link(secret, theirs / "second name")
+    for name in ("link", "pipe", "given", "second name"):
         done = subprocess.run(
             [*ARGUS, "run", "--log", str(theirs / name), "--", "true"], capture_output=True, text=True, timeout=60
         )
