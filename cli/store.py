@@ -104,7 +104,9 @@ def load(folder: Path | None, store_url: str | None, remove: bool, trusted: bool
         left = place.folder if place is not None else folder
         assert left is not None
         if place is not None or spill.is_root(left):
-            loaded = load_spilled(store, left, progress=progress)
+            own = spill.place(store.target)
+            here = own is not None and left.resolve().parent == own.folder.parent.resolve()
+            loaded = load_spilled(store, left, trusted=trusted or here, progress=progress)
         else:
             loaded = load_spool(left, store, remove=remove, trusted=trusted, progress=progress)
     for table, rows in sorted(loaded.rows.items()):

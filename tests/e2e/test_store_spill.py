@@ -25,7 +25,7 @@ from argus.store.schema_files import table_columns, table_keys
 from argus.store.url import parse_url
 from argus.store.writer import Writer
 from tests.stores import rows
-from tests.unit.store.test_writer import T0, iterations, launches
+from tests.unit.store.test_writer import T0, example, iterations, launches
 
 ROOT = Path(__file__).parents[2]
 
@@ -545,6 +545,29 @@ def test_load_stores_what_was_left(
         assert count(store) == 17
     monkeypatch.setenv("ARGUS_SPILL_DIR", "off")
     assert main(["store", "load", "--store", url]) == EXIT_USAGE
+
+
+def test_what_was_left_elsewhere_brings_no_verdicts_and_nodes(
+    place: spill.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"chdb://{tmp_path}/store"
+    monkeypatch.setenv("ARGUS_SPILL_DIR", str(tmp_path / "root"))
+    columns = table_columns()["health"].items()
+    health = {name: example(name, column.type)[:1] for name, column in columns if name != "stored"}
+    (file, _) = leave(place, ("health", health), ("iterations", iterations(7)))
+    words = ["store", "load", str(place.folder), "--store", url]
+    assert main(words) == EXIT_FAILURE
+    captured = capsys.readouterr()
+    assert "not loaded: 000001-health.arrow is for health, which no trace writes: --trusted loads it" in captured.err
+    assert "1 files loaded" in captured.out
+    assert file.exists()
+    assert main([*words, "--trusted"]) == 0
+    with open_store(url) as store:
+        assert (count(store), count(store, "health")) == (7, 1)
+    here = spill.place(parse_url(url))
+    assert here is not None
+    leave(here, ("health", health))
+    assert main(["store", "load", "--store", url]) == 0, "what is this machine's own is trusted"
 
 
 def test_where_batches_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
