@@ -123,10 +123,9 @@ class Tracer:
         self._roster: Roster
         """From ``start`` on."""
         self._last_rows = LastRows(session)
-        self._reads, self._polled = False, 0.0
+        self._reads, self._polled, self._reported_notes = False, 0.0, 0
         self._work_due = self._look_due = self._coverage_due = self._quick_look_due = self._trim_due = 0.0
-        self._clock_due = time.monotonic() + CLOCK_S
-        self._coverage_s, self._reported_notes = FIRST_COVERAGE_S, 0
+        self._clock_due, self._coverage_s = time.monotonic() + CLOCK_S, FIRST_COVERAGE_S
 
     @property
     def host(self) -> str:
@@ -556,13 +555,13 @@ class Tracer:
         with self.bulkheads.part("counters"):
             counters |= self._roster.counters()
         counters = {name: (value, True) for name, value in self.bulkheads.counters.items()} | counters
-        counters |= {name: (value, name != "reader_restarts") for name, value in reader.shared.counters.items()}
+        counters |= {name: (value, True) for name, value in reader.shared.counters.items()}
         counters |= self._watchdog.counters()
         counters["reader_restarts"] = (reader.shared.counters["reader_restarts"], False)
         counters["clock_jumps"] = (self.session.clock_jumps, False)
         counters |= {name: (self.session.losses.totals[name], True) for name in OVER_SHARE}
-        counters["names_given_up"] = (demangler.shared.given_up, False)
-        counters["names_shortened"] = (demangler.shared.shortened, False)
+        names = demangler.shared
+        counters |= {"names_given_up": (names.given_up, False), "names_shortened": (names.shortened, False)}
         counters |= {name: (value, True) for name, value in self._last_rows.dropped.items()}
         return counters | self.session.writer.counters()
 
