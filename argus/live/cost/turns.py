@@ -17,9 +17,8 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 
 from argus.model.losses import UNKNOWN, Owner
+from argus.model.shares import CONTAINERS
 
-CONTAINERS = 8
-"""Containers of a user that count as owners of their own; those of a user with more share as much."""
 _ROUNDS = 4
 """In which what full accounts leave is handed to the others."""
 
