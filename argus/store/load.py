@@ -68,8 +68,9 @@ def check_target(store: Store) -> None:
 
 
 class _Author:
-    """What a spool may bring whose author is not trusted: rows of traces and imports, of runs that the store did not
-    have before this spool was first loaded.
+    """What a spool may bring whose author is not trusted: rows of traces and imports, of what hosts did in runs of which
+    the store had nothing before this spool was first loaded. So each node of a run may bring its own. Rows of no host
+    (names of kernels, communicators, stacks) go with them.
 
     Args:
         folder: The spool. Its journal tells which runs it has brought before.
@@ -80,7 +81,7 @@ class _Author:
 
     def __init__(self, folder: Path, store: Store, identity: str, brought: set[str]) -> None:
         self._folder, self._store, self._identity, self._brought = folder, store, identity, brought
-        self._refused: set[tuple[str, int]] = set()
+        self._refused: set[tuple[str, int, str]] = set()
         self._open: dict[tuple[str, int], bool] = {}
 
     @property
@@ -96,25 +97,29 @@ class _Author:
         """
         if batch.table in _NO_TRACE or not {"job", "run"} <= set(batch.rows.column_names):
             raise _not_trusted(f"{file.name} is for {batch.table}, which no trace writes to a spool")
-        runs = batch.rows.select(["job", "run"]).group_by(["job", "run"]).aggregate([])
-        for job, run in zip(runs["job"].to_pylist(), runs["run"].to_pylist(), strict=True):
-            if not self._is_own(str(job), int(run)):
-                raise _not_trusted(f"{file.name} has rows of run {run} of job '{named(str(job))}', which is there")
+        of = ["job", "run", "host"]
+        for one in (
+            batch.rows.select(of).group_by(of).aggregate([]).to_pylist() if "host" in batch.rows.column_names else ()
+        ):
+            job, run, host = str(one["job"]), int(one["run"]), str(one["host"])
+            if not self._is_own(job, run, host):
+                where = f"run {run} of job '{named(job)}' on host {named(host)}"
+                raise _not_trusted(f"{file.name} has rows of {where}, which are there")
         if batch.table == "jobs" and "ended" in batch.rows.column_names:
             for one in batch.rows.select(["job", "run", "ended"]).to_pylist():
                 self._open[str(one["job"]), int(one["run"])] = one["ended"] is None
         left_out = {"stored", *_OURS.get(batch.table, ())}
         return batch.rows.select([name for name in batch.rows.column_names if name not in left_out])
 
-    def _is_own(self, job: str, run: int) -> bool:
-        line = _run_line(job, run)
+    def _is_own(self, job: str, run: int, host: str) -> bool:
+        line = _run_line(job, run, host)
         if line in self._brought:
             self._open.setdefault((job, run), True)
             return True
-        if (job, run) in self._refused:
+        if (job, run, host) in self._refused:
             return False
-        if _has_run(self._store, job, run):
-            self._refused.add((job, run))
+        if _has_rows(self._store, job, run, host):
+            self._refused.add((job, run, host))
             return False
         # Before its first row is there: a load that is killed goes on later.
         _note(self._folder, self._identity, line)
@@ -123,17 +128,17 @@ class _Author:
         return True
 
 
-def _run_line(job: str, run: int) -> str:
-    """How the journal names a run. No token has a space in it."""
-    return f"run {hashlib.sha256(f'{run} {job}'.encode(errors='replace')).hexdigest()}"
+def _run_line(job: str, run: int, host: str) -> str:
+    """How the journal names a host's part of a run. No token has a space in it."""
+    return f"run {hashlib.sha256(repr((run, job, host)).encode(errors='replace')).hexdigest()}"
 
 
-def _has_run(store: Store, job: str, run: int) -> bool:
-    """Whether any table has rows of a run."""
-    tables = [name for name, columns in table_columns().items() if {"job", "run"} <= columns.keys()]
-    where = "WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1"
+def _has_rows(store: Store, job: str, run: int, host: str) -> bool:
+    """Whether any table has rows of a host in a run."""
+    tables = [name for name, columns in table_columns().items() if {"job", "run", "host"} <= columns.keys()]
+    where = "WHERE job = {job:String} AND run = {run:UInt32} AND host = {host:String} LIMIT 1"
     each = " UNION ALL ".join(f"(SELECT 1 AS n FROM `{name}` {where})" for name in tables)
-    return bool(len(query_columns(store, each, {"job": job, "run": run})["n"]))
+    return bool(len(query_columns(store, each, {"job": job, "run": run, "host": host})["n"]))
 
 
 def _not_trusted(reason: str) -> ArgusError:
@@ -150,7 +155,7 @@ def load_spool(
         store: Where to. An embedded one is made if there is something to load.
         remove: Delete each file once it is stored.
         trusted: Whether its author is: all that it holds is stored as it is. Otherwise only rows of traces and imports
-            are, of runs that the store has from this spool alone.
+            are, of what hosts did in runs of which the store has nothing but from this spool.
         progress: Called with (files done, files in all) before each file and at the end.
 
     Raises:

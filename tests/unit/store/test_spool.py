@@ -240,22 +240,34 @@ def test_a_spool_brings_no_rows_of_runs_that_are_there(folder: Path, store: Stor
     with Writer(store, source="theirs") as writer:
         writer.append("iterations", iterations(7))  # of the run 1 of a job
         assert writer.flush(), writer.last_error
-    theirs = query_columns(store, "SELECT job, run FROM iterations LIMIT 1")
-    job, run = str(theirs["job"][0]), int(theirs["run"][0])
+    theirs = query_columns(store, "SELECT job, run, host FROM iterations LIMIT 1")
+    job, run, host = str(theirs["job"][0]), int(theirs["run"][0]), str(theirs["host"][0])
     folder.mkdir(mode=0o700)
-    spool.write(folder, "ranks", "t/1", rows_of("ranks", job, run, version=[2**63]))
+    spool.write(folder, "ranks", "t/1", rows_of("ranks", job, run, version=[2**63], host=[host]))
     spool.write(folder, "ranks", f"run/{'0' * 64}", rows_of("ranks", "own", uid=[1000], container=["pod 1"]))
     spool.write(folder, "stacks", "t/3", rows_of("stacks", "own", stored=[4_000_000_000]))
     for known in (0, 2):
         found = load(folder, store, trusted=False)
         assert (found.files, found.known) == (2 - known, known)
         (line,) = found.trouble
-        assert line.startswith(f"000001-ranks.arrow has rows of run {run} of job '{job}', which is there: --trusted")
+        where = f"run {run} of job '{job}' on host {host}"
+        assert line.startswith(f"000001-ranks.arrow has rows of {where}, which are there: --trusted")
         ranks = query_columns(store, "SELECT job, uid, container FROM ranks")
         assert [ranks[name].tolist() for name in ("job", "uid", "container")] == [["own"], [-1], [""]]
         stored = query_columns(store, "SELECT stored > now() + 60 AS later FROM stacks")
         assert stored["later"].tolist() == [0]
     assert load(folder, store).files == 1
+
+
+def test_each_node_of_a_run_brings_its_own(folder: Path, tmp_path: Path, store: Store) -> None:
+    for number, host in enumerate(("node-1", "node-2")):
+        of_node = folder if not number else tmp_path / "second"
+        of_node.mkdir(mode=0o700)
+        spool.write(of_node, "kernel_groups", f"t{number}/1", rows_of("kernel_groups", "llama", 7))
+        spool.write(of_node, "ranks", f"t{number}/2", rows_of("ranks", "llama", 7, host=[host], rank=[number]))
+        found = load(of_node, store, trusted=False)
+        assert (found.files, found.trouble) == (2, [])
+    assert query_columns(store, "SELECT host FROM ranks ORDER BY rank")["host"].tolist() == ["node-1", "node-2"]
 
 
 @pytest.mark.parametrize("remove", [False, True])
