@@ -68,9 +68,9 @@ def check_target(store: Store) -> None:
 
 
 class _Author:
-    """What a spool may bring whose author is not trusted: rows of traces and imports, of what hosts did in runs of which
-    the store had nothing before this spool was first loaded. So each node of a run may bring its own. Rows of no host
-    (names of kernels, communicators, stacks) go with them.
+    """What a spool may bring whose author is not trusted: rows of traces and imports, of what hosts did in runs of
+    which the store had nothing before this spool was first loaded. So each node of a run may bring its own. Rows of no
+    host (names of kernels, communicators, stacks) go with them.
 
     Args:
         folder: The spool. Its journal tells which runs it has brought before.
