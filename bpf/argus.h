@@ -231,9 +231,9 @@ struct argus_target {
 	u64 seq_refused;  /* the same for numbers of collectives */
 	u64 owner_refused; /* records that were not written, since they were above its owner's share of a ring */
 	s32 held[ARGUS_H_COUNT]; /* entries that are there now */
+	s32 granted[ARGUS_H_COUNT]; /* entries that count for its owner: those, and some in advance */
 	u32 owner;        /* its user in its container: map "owners" */
 	u32 user;         /* its user in all containers: map "owners" */
-	u32 unused;
 };
 
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
@@ -273,6 +273,12 @@ struct argus_owner {
 	u64 began[ARGUS_R_COUNT]; /* position in the ring up to which was written then */
 	u64 bytes[ARGUS_R_COUNT]; /* written since then */
 	u64 lost[ARGUS_C_COUNT];  /* losses of its processes in this container, but those that are counted in argus_target */
+};
+
+/* What was granted to the processes of each of them, and at place ARGUS_OWNERS to all: map "rooms". User space counts it
+ * again when a process is traced no more. */
+struct argus_room {
+	s32 granted[ARGUS_H_COUNT];
 };
 
 #endif

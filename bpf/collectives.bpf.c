@@ -5,7 +5,6 @@ struct sequence_key {
 	u32 tgid;
 	u32 p2p;
 };
-#define SEQUENCES_ENTRIES 65536
 BPF_HASH(sequences, struct sequence_key, u64, SEQUENCES_ENTRIES);
 
 /* Rare calls: their arguments are needed again at the exit. */
@@ -15,7 +14,6 @@ struct control_pending {
 	u64 out; /* where the call writes the handle it makes */
 	struct argus_control record;
 };
-#define CONTROL_ENTRIES 8192
 /* Thread and family (1: kernel names, which NCCL looks up while it makes a communicator) -> the call it is in. */
 BPF_HASH(control_inflight, u64, struct control_pending, CONTROL_ENTRIES);
 
@@ -33,7 +31,7 @@ INLINE u64 next_sequence(struct argus_target *target, u32 tgid, u64 comm, u32 p2
 		return number;
 	}
 	u64 one = 1;
-	if (has_its_share(target, ARGUS_H_SEQUENCES, EACH(SEQUENCES_ENTRIES))) {
+	if (has_its_share(target, ARGUS_H_SEQUENCES)) {
 		refuse_seq(target);
 		return 0;
 	}
@@ -51,10 +49,10 @@ INLINE void forget_sequences(struct argus_target *target, u32 tgid, u64 comm)
 	key.comm = comm;
 	key.tgid = tgid;
 	if (sequences.delete(&key) == 0)
-		__sync_fetch_and_add(&target->held[ARGUS_H_SEQUENCES], -1);
+		drop(target, ARGUS_H_SEQUENCES);
 	key.p2p = 1;
 	if (sequences.delete(&key) == 0)
-		__sync_fetch_and_add(&target->held[ARGUS_H_SEQUENCES], -1);
+		drop(target, ARGUS_H_SEQUENCES);
 }
 
 INLINE u32 depth_of_groups(u64 id)
@@ -84,7 +82,7 @@ INLINE void begin_group(struct argus_target *target, u64 id)
 		return;
 	}
 	forget_groups(target, id);
-	if (has_its_share(target, ARGUS_H_GROUPS, EACH(GROUPS_ENTRIES)))
+	if (has_its_share(target, ARGUS_H_GROUPS))
 		refuse_seq(target);
 	else if (group_depth.insert(&tid, &value) != 0)
 		lose(target, ARGUS_C_SEQ_FULL);
@@ -234,7 +232,7 @@ INLINE void read_name(struct argus_control *r)
 
 INLINE int remember_control(struct argus_target *target, u64 *key, struct control_pending *p)
 {
-	if (has_its_share(target, ARGUS_H_CONTROL, EACH(CONTROL_ENTRIES))) {
+	if (has_its_share(target, ARGUS_H_CONTROL)) {
 		refuse_pending(target);
 		return 0;
 	}

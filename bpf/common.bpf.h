@@ -24,8 +24,14 @@ struct pending {
 
 /* Of each map that processes fill, one may have so many entries: no process takes the room of the others. */
 #define EACH(entries) ((entries) / ARGUS_SHARES)
+/* For so many at once a process asks its owner's share. Most have few threads in calls, and ask once: counting each call
+ * for its owner would have all CPUs write to the same memory. */
+#define GRANT(entries) ((entries) / 8192)
 
 #define CALLS_ENTRIES 65536
+#define CONTROL_ENTRIES 8192
+#define MATH_ENTRIES 8192
+#define SEQUENCES_ENTRIES 65536
 /* Thread and family of calls -> the call it is in. */
 BPF_HASH(inflight, u64, struct pending, CALLS_ENTRIES);
 /* Size of the code of each probed file, by the slot in the cookie. */
@@ -47,6 +53,7 @@ BPF_TABLE("lru_hash", u32, u64, strangers, 4096);
 /* Of how many owners, and of how many users, processes are traced. Of one, nothing is shared. */
 BPF_ARRAY(owners_traced, u32, 2);
 BPF_ARRAY(owners, struct argus_owner, ARGUS_OWNERS);
+BPF_ARRAY(rooms, struct argus_room, ARGUS_OWNERS + 1);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
 BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);
 
@@ -295,15 +302,87 @@ INLINE void refuse(struct argus_target *target, int within)
 	}
 }
 
-/* Whether a process has its share of a map. What it cannot keep then counts against it alone. */
-INLINE int has_its_share(struct argus_target *target, u32 what, s32 each)
+/* Room of the map, a constant. */
+INLINE s64 entries_of(u32 what)
 {
-	return target->held[what] >= each;
+	if (what == ARGUS_H_CONTROL)
+		return CONTROL_ENTRIES;
+	if (what == ARGUS_H_MATH)
+		return MATH_ENTRIES;
+	if (what == ARGUS_H_GROUPS)
+		return GROUPS_ENTRIES;
+	return what == ARGUS_H_SEQUENCES ? SEQUENCES_ENTRIES : CALLS_ENTRIES;
+}
+
+/* Counts may be off by what is granted while user space counts: not below 0. */
+INLINE s64 granted_to(struct argus_room *room, u32 what)
+{
+	s32 granted = room->granted[what];
+	return granted > 0 ? granted : 0;
+}
+
+INLINE void add_to_room(u32 number, u32 what, s32 more)
+{
+	struct argus_room *room = rooms.lookup(&number);
+	if (room)
+		__sync_fetch_and_add(&room->granted[what], more);
+}
+
+INLINE void grant(struct argus_target *target, u32 what, s32 more)
+{
+	add_to_room(target->owner, what, more);
+	if (target->user)
+		add_to_room(target->user, what, more);
+	add_to_room(ARGUS_OWNERS, what, more);
+	__sync_fetch_and_add(&target->granted[what], more);
+}
+
+/* Grants a process more entries of a map, if its owner and its user have their share of it, as of a ring (has_share). A
+ * user's is bounded also while nobody else's processes are traced: entries may stay, and others come later. */
+INLINE int may_have_more(struct argus_target *target, u32 what)
+{
+	s64 entries = entries_of(what), more = GRANT(entries);
+	u32 number = target->owner, whose = target->user, last = ARGUS_OWNERS;
+	struct argus_room *owner = rooms.lookup(&number), *all = rooms.lookup(&last);
+	if (!owner)
+		return 0;
+	if (!all)
+		return 0;
+	s64 taken = granted_to(all, what), of_user = granted_to(owner, what);
+	if (traced_owners() > 1 && of_user + more + taken > entries)
+		return 0;
+	if (whose) {
+		struct argus_room *user = rooms.lookup(&whose);
+		if (user)
+			of_user = granted_to(user, what);
+	}
+	if (of_user + more + USER_SHARE * taken > USER_SHARE * entries)
+		return 0;
+	grant(target, what, more);
+	return 1;
+}
+
+/* Whether a process has its share of a map, or its owner. What it cannot keep then counts against it alone. */
+INLINE int has_its_share(struct argus_target *target, u32 what)
+{
+	s32 held = target->held[what];
+	if (held >= EACH(entries_of(what)))
+		return 1;
+	return held >= target->granted[what] && !may_have_more(target, what);
 }
 
 INLINE void hold(struct argus_target *target, u32 what)
 {
 	__sync_fetch_and_add(&target->held[what], 1);
+}
+
+/* An entry of a process is gone. What was granted stays, as long as little of it is spare. */
+INLINE void drop(struct argus_target *target, u32 what)
+{
+	s32 each = GRANT(entries_of(what));
+	__sync_fetch_and_add(&target->held[what], -1);
+	if (target->granted[what] >= target->held[what] + 2 * each)
+		grant(target, what, -each);
 }
 
 /* An entry is gone. It counted for the process that it names: another one than the current one, if the end of its thread
@@ -313,7 +392,7 @@ INLINE void release(struct argus_target *target, u64 id, u32 pid, u32 what)
 	if (pid != (u32)(id >> 32))
 		target = targets.lookup(&pid);
 	if (target)
-		__sync_fetch_and_add(&target->held[what], -1);
+		drop(target, what);
 }
 
 INLINE void refuse_pending(struct argus_target *target)
@@ -335,7 +414,7 @@ INLINE int remember(struct argus_target *target, u64 *key, struct pending *p, in
 		inflight.update(key, p);
 		return 1;
 	}
-	if (has_its_share(target, ARGUS_H_CALLS, EACH(CALLS_ENTRIES))) {
+	if (has_its_share(target, ARGUS_H_CALLS)) {
 		refuse_pending(target);
 		return 0;
 	}

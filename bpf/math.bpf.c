@@ -10,7 +10,6 @@ struct math_pending {
 	u64 ret; /* return address at entry, of a call whose exit is not probed; 0: it is */
 	struct argus_math record;
 };
-#define MATH_ENTRIES 8192
 /* Thread -> the outermost call it is in. */
 BPF_HASH(math_inflight, u32, struct math_pending, MATH_ENTRIES);
 
@@ -164,7 +163,7 @@ int math_enter(struct pt_regs *ctx)
 		r->words[4] = ARGUS_OFFSET(cookie) ? arg(ctx, sp, ARGUS_OFFSET(cookie), &r->flags) : 1;
 	}
 	r->ts_ns = now;
-	if (has_its_share(target, ARGUS_H_MATH, EACH(MATH_ENTRIES))) {
+	if (has_its_share(target, ARGUS_H_MATH)) {
 		refuse_pending(target);
 		send_math(target, r, now);
 	} else if (math_inflight.insert(&tid, &p) != 0) {

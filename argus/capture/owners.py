@@ -59,6 +59,21 @@ class Owners:
             if self._of.pop(pid, None) is not None:
                 self._publish()
 
+    def count_rooms(self) -> None:
+        """Counts again what the processes that are traced may hold of the maps that they fill. What the kernel grants
+        meanwhile may be missed until the next time."""
+        with self._lock:
+            _, rows = self._module["targets"].read()
+            targets = np.ascontiguousarray(rows).view(records.TARGET)[:, 0]
+            rooms = np.zeros(OWNERS + 1, records.ROOM)["granted"]
+            rooms[OWNERS] = targets["granted"].sum(axis=0)
+            for whose, known in (("owner", targets), ("user", targets[targets["user"] > 0])):
+                np.add.at(rooms, known[whose], known["granted"])
+            places, now = self._module["rooms"].read()
+            wrong = (now.view(records.ROOM)[:, 0]["granted"] != rooms[places.view("<u4")[:, 0]]).any(axis=1)
+            for place in places[wrong].view("<u4")[:, 0].tolist():
+                self._module["rooms"].set(place, rooms[place].tobytes())
+
     def take_losses(self) -> list[tuple[Owner, Counter, int]]:
         """What the kernel lost of the owners' processes since the last call: whose, what, how many. Of processes whose
         owner is not known it is anybody's."""

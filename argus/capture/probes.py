@@ -313,11 +313,11 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        number, user = self.owners.add(pid, owner)
-        if self.forks != "on" or not self.is_target(pid):
-            target = np.zeros(1, records.TARGET)
-            target["owner"], target["user"] = number, user
-            self._module["targets"].set(pid, target.tobytes())
+        numbers, before = self.owners.add(pid, owner), self._target(pid)
+        if self.forks != "on" or before is None:
+            self._module["targets"].set(pid, _fresh_target(numbers, before).tobytes())
+            if before is not None:
+                self.owners.count_rooms()
         strangers = self._module["strangers"]
         missed = strangers.get(pid)
         strangers.delete(pid)
@@ -330,7 +330,8 @@ class Probes:
 
     def over_share(self, pid: int) -> tuple[int, int, int]:
         """What a process was refused: calls that were not remembered until their exits, and collectives that were not
-        numbered, since it had its share of the maps' room; records, since its owner had its share of a ring."""
+        numbered, since it or its owner had their share of the maps' room; records, since its owner had its share of a
+        ring."""
         target = self._target(pid)
         if target is None:
             return 0, 0, 0
@@ -363,6 +364,8 @@ class Probes:
             self._module[name].delete(pid)
         if target is not None and (target["held"].any() or target["ignored"][0]):  # marking may have lost a count
             forget(self._module, pid)
+        if target is None or target["granted"].any():  # none: the kernel took it away, its number was given again
+            self.owners.count_rooms()
 
     # --- probes
 
@@ -644,6 +647,15 @@ class Probes:
             ring.close()
         os.close(self._at_exit)
         self._module.close()
+
+
+def _fresh_target(numbers: tuple[int, int], before: NDArray[np.void] | None) -> NDArray[np.void]:
+    """A process whose owner and user have these numbers. Of what it was before, its entries are still there."""
+    target = np.zeros(1, records.TARGET)
+    target["owner"], target["user"] = numbers
+    if before is not None:
+        target["held"], target["granted"] = before["held"], before["granted"]
+    return target
 
 
 def _entries(attachment: Attachment, subject: Subject) -> dict[str, list[tuple[int, int]]]:

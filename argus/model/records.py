@@ -168,17 +168,20 @@ TARGET = np.dtype(
         ("seq_refused", "<u8"),
         ("owner_refused", "<u8"),
         ("held", "<i4", (5,)),
+        ("granted", "<i4", (5,)),
         ("owner", "<u4"),
         ("user", "<u4"),
-        ("unused", "<u4"),
     ]
 )
-"""``struct argus_target``: a traced process, what it may still write and keep, and what it did. ``held`` is in the
-order of ``enum argus_held``."""
+"""``struct argus_target``: a traced process, what it may still write and keep, and what it did. ``held``
+and ``granted`` are in the order of ``enum argus_held``."""
 
 OWNER = np.dtype([("began", "<u8", (5,)), ("bytes", "<u8", (5,)), ("lost", "<u8", (len(Counter),))])
 """``struct argus_owner``: what the processes of a user in a container, or in all of them, wrote into the rings, and
 what was lost of it, by ``Counter``."""
+
+ROOM = np.dtype([("granted", "<i4", (5,))])
+"""``struct argus_room``: what these may hold of the maps that processes fill, in the order of ``enum argus_held``."""
 
 
 LOSS_COUNTERS = frozenset(

@@ -603,6 +603,28 @@ class Callers:
         assert target is not None
         return target["held"][0].tolist()  # type: ignore[no-any-return]
 
+    def granted(self, *which: int) -> list[int]:
+        """What counts for the owners of processes."""
+        targets = [self.probes._target(self.pids[each]) for each in which]
+        return np.sum([target["granted"][0] for target in targets if target is not None], axis=0).tolist()  # type: ignore[no-any-return]
+
+    def room(self, place: int) -> list[int]:
+        """What was granted to an owner or user by its number, and to all (``owners.OWNERS``)."""
+        value = self.probes._module["rooms"].get(place)
+        assert value is not None
+        return np.frombuffer(value, records.ROOM)["granted"][0].tolist()  # type: ignore[no-any-return]
+
+    def claim(self, owner: tuple[int, str], granted: list[int]) -> None:
+        """As if another process of an owner had so many entries."""
+        pid = (1 << 22) + len(self.pids)
+        self.pids.append(pid)
+        self.probes.add_target(pid, owner)
+        target = self.probes._target(pid)
+        assert target is not None
+        target["granted"] = granted
+        self.probes._module["targets"].set(pid, target.tobytes())
+        self.probes.owners.count_rooms()
+
     def entries(self, which: int) -> list[int]:
         """The same, as the maps have them."""
         pid, counts = self.pids[which], []
@@ -668,6 +690,112 @@ def test_no_process_takes_the_room_for_numbers_of_collectives(
         callers.probes.remove_target(hostile)
         assert callers.entries(0) == [0] * 5
         assert callers.held(1)[4] == callers.entries(1)[4] == 101
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_owner_takes_the_room_for_numbers_of_collectives(stuck_library: str, alone: bool) -> None:
+    """Sixteen processes that each take what one may, before another user's begins."""
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, *[AS_NOBODY] * 16, ())
+        honest = callers.pids[16]
+        for pid in callers.pids[:16]:
+            callers.probes.add_target(pid, (NOBODY, ""))
+        if alone:
+            callers.probes.remove_target(honest)
+        for which in range(16):
+            callers.call(which, "reduce_many(0, 4096)")
+            callers.probes.collectives.drain()
+        held = sum(callers.held(which)[4] for which in range(16))
+        # Half of the room, and eight parts in nine while nobody else's are traced.
+        assert held == pytest.approx(65536 * (8 / 9 if alone else 1 / 2), abs=8)
+        if alone:
+            callers.probes.add_target(honest, (1016, ""))
+        for _ in range(3):
+            callers.call(16, "reduce_many(0, 3000)")
+        seen = callers.probes.collectives.drain()
+        of_honest = seen[seen["pid"] == honest]
+        assert np.bincount(of_honest["seq"].astype(int)).tolist() == [3000] * 3
+        assert callers.probes.over_share(honest) == (0, 0, 0)
+        counters = callers.probes.counters()
+        assert sum(callers.probes.over_share(pid)[1] for pid in callers.pids[:16]) == 65536 - held
+        assert counters[Counter.SEQ_OVER_SHARE] == 65536 - held
+        assert counters[Counter.SEQ_FULL] == 0
+        assert callers.probes.owners.take_losses() == []
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("containers", [1, 40])
+def test_no_owner_takes_the_room_for_calls_under_way(stuck_library: str, containers: int) -> None:
+    """Of none of the maps: an owner may have as much as stays free, a user in all containers eight times as much."""
+    entries = np.array([65536, 8192, 8192, 16384, 65536])
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, AS_NOBODY, ())
+        hostile, honest = callers.pids
+        callers.probes.add_target(hostile, (NOBODY, ""))
+        share = entries * 8 // 9 if containers > 1 else entries // 2
+        for number in range(containers):
+            owner = NOBODY, f"pid:[{number}]" if number else ""
+            callers.claim(owner, (share // containers + (share % containers > number)).tolist())
+        for calls in ("stay_in_groups", "stay_in_products", "stay_in_init"):
+            callers.call(0, f"{calls}(40)")
+            callers.call(1, f"{calls}(40)")
+        assert callers.held(1) == [40, 40, 40, 40, 1]
+        assert callers.probes.over_share(honest) == (0, 0, 0)
+        # What is left over by the division may be granted once.
+        assert all(held <= most for held, most in zip(callers.held(0), [8, 1, 1, 2, 1], strict=True))
+        pending, numbers, _ = callers.probes.over_share(hostile)
+        if containers == 1:
+            assert callers.held(0) == [0] * 5
+            # Products, calls about communicators, collectives and beginnings of groups; groups and communicators.
+            assert (pending, numbers) == (4 * 40, 2 * 40)
+        assert callers.probes.counters()[Counter.PENDING_FULL] == 0
+        # A process that goes leaves its room to the others of its owner.
+        callers.call(0, "leave_all()")
+        for pid in callers.pids[2:]:
+            callers.probes.remove_target(pid)
+        callers.call(0, "stay_in_products(7)")
+        assert callers.held(0)[2] == 7
+
+
+@pytest.mark.kernel
+def test_what_counts_for_an_owner_is_what_its_processes_hold(stuck_library: str) -> None:
+    """And little in advance, whoever comes and goes."""
+    with contextlib.ExitStack() as stack:
+        callers = Callers(stack, stuck_library, AS_NOBODY, AS_NOBODY, ())
+        numbers = [
+            callers.probes.add_target(pid, (NOBODY, "")) or callers.probes._target(pid) for pid in callers.pids[:2]
+        ]
+        (owner,), (user,) = ({int(target[name][0]) for target in numbers} for name in ("owner", "user"))  # type: ignore[index]
+
+        def are_counted() -> bool:
+            both, every = callers.granted(0, 1), callers.granted(0, 1, 2)
+            return [callers.room(place) for place in (owner, user, owners.OWNERS)] == [both, both, every]
+
+        for which in (0, 1, 2):
+            for calls in ("stay_in_groups", "stay_in_products", "stay_in_init"):
+                callers.call(which, f"{calls}(30)")
+            callers.call(which, "reduce_many(0, 500)")
+            assert callers.held(which) == [30, 30, 30, 30, 501]
+            assert callers.granted(which) == [32, 30, 30, 30, 504]
+            assert are_counted()
+        callers.call(0, "end_many(0, 400)")
+        callers.call(0, "leave_all()")
+        wait_until(lambda: callers.held(0) == [0, 0, 0, 0, 101], 10, "the threads to end")
+        spare = np.array(callers.granted(0)) - callers.held(0)
+        assert (spare < 2 * np.array([8, 1, 1, 2, 8])).all()
+        assert are_counted()
+        # A process that becomes another owner's takes along what it holds.
+        callers.probes.add_target(callers.pids[1], (NOBODY, "pod"))
+        assert callers.held(1) == callers.entries(1) == [30, 30, 30, 30, 501]
+        assert callers.room(owner) == callers.granted(0)
+        assert callers.room(user) == callers.granted(0, 1)
+        for which in (0, 1):
+            callers.probes.remove_target(callers.pids[which])
+        assert callers.room(owner) == callers.room(user) == [0] * 5
+        assert callers.room(owners.OWNERS) == callers.granted(2)
+        for which in (1, 2):
+            callers.call(which, "leave_all()")
 
 
 @pytest.mark.kernel
