@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 from argus.capture.kernel.programs import Module
 from argus.model import records
-from argus.model.losses import UNKNOWN, Owner
+from argus.model.losses import ANY_CONTAINER, UNKNOWN, Owner
 from argus.model.records import Counter
 
 OWNERS = 2048
 """Room for so many owners and users (``ARGUS_OWNERS``). Owners beyond share the first place with processes whose
 owner is not known; users beyond have no bound besides their owners'."""
+CONTAINERS = 256
+"""Containers of one user that have a number each. Further ones share one, and so they do while less than half of all
+numbers is free: the rest is for users who have none yet."""
 
 
 _USE = np.dtype([(name, "<u8") for name in ("sampled_ns", "switched_ns", "stacks_due", "refused")])
@@ -39,15 +42,16 @@ class Owners:
         """Of owners, and of users in all their containers."""
         self._lost: dict[int, NDArray[np.uint64]] = {}
         """Of each number, what was lost until ``take_losses`` was called last."""
+        self._whose: dict[int, Owner] = {}
         self._gone: list[tuple[Owner, Counter, int]] = []
 
     def add(self, pid: int, owner: Owner) -> tuple[int, int]:
         """The numbers of a process's owner, and of its user in all containers. Both count among those that are traced
         from now on."""
         with self._lock:
-            self._of[pid] = 0, 0
+            self._of[pid], self._whose[pid] = (0, 0), owner
             if owner[0] >= 0:
-                number = self._number(owner)
+                number = self._number_of(owner)
                 self._of[pid] = number, 0  # not to be forgotten when room is made for the other
                 self._of[pid] = number, self._number(owner[0])
             self._publish()
@@ -56,8 +60,14 @@ class Owners:
     def remove(self, pid: int) -> None:
         """A process is not traced any more."""
         with self._lock:
+            self._whose.pop(pid, None)
             if self._of.pop(pid, None) is not None:
                 self._publish()
+
+    def there(self) -> set[Owner]:
+        """Owners of all processes that are traced."""
+        with self._lock:
+            return set(self._whose.values())
 
     def count_rooms(self) -> None:
         """Counts again what the processes that are traced may hold of the maps that they fill. What the kernel grants
@@ -83,6 +93,18 @@ class Owners:
                 if not isinstance(owner, int):
                     found += self._losses_of(owner, number)
         return found
+
+    def _number_of(self, owner: Owner) -> int:
+        if owner not in self._numbers and self._has_many(owner[0]):
+            self._forget_gone()
+            if self._has_many(owner[0]):
+                owner = owner[0], ANY_CONTAINER
+        return self._number(owner)
+
+    def _has_many(self, user: int) -> bool:
+        """A user has as many numbers as one may have."""
+        found = sum(not isinstance(whose, int) and whose[0] == user for whose in self._numbers)
+        return 0 < found >= min(CONTAINERS, OWNERS // 2 - len(self._numbers))
 
     def _number(self, whose: Owner | int) -> int:
         if whose not in self._numbers:

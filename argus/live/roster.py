@@ -312,6 +312,7 @@ class Roster:
             users = [member.target for _, member in self.by_pid.values()]
             users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
             self.files.release(users)
+        self._session.forget_losses()
 
     def _settle(self, job: Job) -> None:
         """A process of this job was forgotten: so are its oldest helpers, and it is over when that was the last one."""

@@ -218,6 +218,11 @@ class Session:
         for owner, lost, number in self.probes.owners.take_losses():
             self.losses.count(lost.name.lower(), Whom(None, owner), number=number)
 
+    def forget_losses(self) -> None:
+        """Forgets losses of owners of whom neither a process nor a job is there, before their number is a problem."""
+        if self.losses.crowded:
+            self.losses.keep(self.probes.owners.there() | {job.owner for job in self.jobs})
+
     def count_losses(
         self, counter: str, pids: NDArray[np.integer], numbers: NDArray[np.integer], lost: NDArray[np.bool_]
     ) -> None:

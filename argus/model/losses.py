@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
 Owner = tuple[int, str]
 """User (-1: not known) and container that a process runs as and in."""
 UNKNOWN: Owner = (-1, "")
+ANY_CONTAINER = "*"
+"""An owner's container: one of that user's, it is not known which. No container is called so."""
 OWNERS = 1024
-"""Users and containers whose losses are counted apart; those of others beyond them count for every job."""
+"""Users and containers whose losses are counted apart. Half of that is for users of whom nothing is counted yet; those
+of users beyond them count for every job."""
+CONTAINERS = 64
+"""Of one user, losses of so many containers are counted apart; those of further ones count for all its jobs."""
 
 
 class Owned(Protocol):
@@ -84,13 +90,39 @@ class Losses:
         if whom.job is not None:
             return whom.job.losses
         owner = whom.owner
-        if owner[0] >= 0 and (owner in self._of_owner or len(self._of_owner) < OWNERS):
+        if owner[0] < 0:
+            return self._of_anybody
+        if owner in self._of_owner:
+            return self._of_owner[owner]
+        of_user = sum(user == owner[0] for user, _ in self._of_owner)
+        if of_user and (of_user >= CONTAINERS or len(self._of_owner) >= OWNERS // 2):
+            owner = owner[0], ANY_CONTAINER
+        if owner in self._of_owner or len(self._of_owner) < OWNERS:
             return self._of_owner.setdefault(owner, Counter())
         return self._of_anybody
 
+    @property
+    def crowded(self) -> bool:
+        """Whether users may soon have only one account for all their containers."""
+        return len(self._of_owner) >= OWNERS // 2
+
+    def keep(self, owners: AbstractSet[Owner]) -> None:
+        """Forgets what was lost of others than these owners. ``totals`` stay.
+
+        Args:
+            owners: Of all processes and jobs that are there: losses of others concern nobody any more.
+        """
+        users = {user for user, _ in owners}
+        with self._lock:
+            for owner in [*self._of_owner]:
+                there = owner[0] in users if owner[1] == ANY_CONTAINER else owner in owners
+                if not there and (owner[0], ANY_CONTAINER) not in owners:
+                    del self._of_owner[owner]
+
     def may_be(self, job: Owned, owner: Owner) -> bool:
         """Whether processes of an owner may belong to a job."""
-        return owner[0] == job.owner[0] and (self._any_container or owner[1] == job.owner[1])
+        any_container = self._any_container or owner[1] == ANY_CONTAINER
+        return owner[0] == job.owner[0] and (any_container or owner[1] == job.owner[1])
 
     def of(self, job: Owned) -> dict[str, int]:
         """``totals`` as far as they concern a job: without what was lost of other jobs and of other owners."""

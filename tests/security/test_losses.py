@@ -28,7 +28,7 @@ from argus.live.roster import Roster, _Candidate
 from argus.live.session_rows import SessionRows
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.tracer import Tracer
-from argus.model.losses import EVERYBODY, Losses, Whom
+from argus.model.losses import EVERYBODY, OWNERS, Losses, Whom
 from argus.store.open import open_store
 from argus.store.reader import query
 from tests.builders.sessions import a_session
@@ -60,6 +60,59 @@ def test_a_named_job_has_its_user_s_containers() -> None:
     losses.count("memory_hung", Whom(None, (5, "pod b")))
     assert losses.of(Job("a", 1, owner=(5, "pod a"))) == {"memory_hung": 1}
     assert losses.of(Job("a", 1, owner=(6, "pod b"))) == {"memory_hung": 0}
+
+
+def test_a_user_in_many_containers_costs_no_other_user() -> None:
+    """Each PID namespace is a container. Of those beyond 64 it is not known which lost something."""
+    losses = Losses()
+    for number in range(3 * OWNERS):
+        losses.count("memory_hung", Whom(None, (5, f"pid:[{number}]")))
+    for uid in (6, 7):
+        losses.count("memory_hung", Whom(None, (uid, "")))
+        losses.count("memory_hung", Whom(None, (uid, "pod")))
+    assert losses.of(Job("honest", 1, owner=(6, ""))) == {"memory_hung": 1}
+    assert losses.of(Job("honest", 1, owner=(8, ""))) == {"memory_hung": 0}
+    assert losses.of(Job("first", 1, owner=(5, "pid:[0]"))) == {"memory_hung": 1 + 3 * OWNERS - 64}
+    assert losses.of(Job("last", 1, owner=(5, f"pid:[{3 * OWNERS - 1}]"))) == {"memory_hung": 3 * OWNERS - 64}
+    assert losses.totals["memory_hung"] == 3 * OWNERS + 4
+    assert len(losses._of_owner) == 65 + 4
+    # What was none after all goes from where it was counted.
+    losses.count("memory_hung", Whom(None, (5, "pid:[99]")), number=-1)
+    assert losses.of(Job("first", 1, owner=(5, "pid:[0]"))) == {"memory_hung": 3 * OWNERS - 64}
+
+
+def test_users_in_many_containers_leave_accounts_to_others() -> None:
+    losses = Losses()
+    for number in range(100):
+        for uid in range(100):
+            losses.count("memory_hung", Whom(None, (uid, f"pid:[{number}]")))
+    for uid in range(100, 200):
+        losses.count("memory_hung", Whom(None, (uid, "")))
+    assert {losses.of(Job("j", 1, owner=(uid, "")))["memory_hung"] for uid in range(100, 200)} == {1}
+    assert losses.of(Job("j", 1, owner=(300, ""))) == {"memory_hung": 0}
+    assert losses.totals["memory_hung"] == 100 * 100 + 100
+
+
+def test_losses_of_who_has_gone_are_forgotten() -> None:
+    """Those of owners of whom neither a process nor a job is there: a user who comes and goes fills no table."""
+    session = a_session(run=1)
+    there = {(2, ""), (3, "pod"), (4, "*")}
+    session.probes = MagicMock()
+    session.probes.owners.there.return_value = there
+    roster = session.roster = Roster(session, MagicMock())
+    roster.jobs.append(Job("kept", 1, owner=(1, "")))
+    everyone = [(1, ""), (2, ""), (3, "pod"), (4, "pod"), (3, "*"), (3, "gone"), (5, "*")]
+    for owner in everyone:
+        session.losses.count("memory_hung", Whom(None, owner))
+    roster.retire([])
+    assert len(session.losses._of_owner) == 7, "there is room"
+    for uid in range(100, 100 + OWNERS):
+        session.losses.count("memory_hung", Whom(None, (uid, "")))
+    roster.retire([])
+    assert session.losses._of_owner.keys() == {(1, ""), (2, ""), (3, "pod"), (4, "pod"), (3, "*")}
+    assert session.losses.totals["memory_hung"] == 7 + OWNERS
+    session.losses.count("memory_hung", Whom(None, (9, "")))
+    assert session.losses.of(Job("new", 1, owner=(9, "")))["memory_hung"] == 1 + 7  # beyond 1,024 they were anybody's
 
 
 def test_a_file_of_two_jobs_is_one_loss_of_each() -> None:

@@ -510,6 +510,38 @@ def test_owners_are_numbered_and_those_that_left_forgotten() -> None:
     assert numbers[-1] == (0, 0)
 
 
+def test_a_user_in_many_containers_leaves_numbers_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "OWNERS", 256)
+    monkeypatch.setattr(owners, "CONTAINERS", 32)
+    lost = np.zeros(1, records.OWNER)
+    lost["lost"][0, Counter.READ_FAULT] = 1
+    there = SimpleNamespace(get=lambda number: lost.tobytes())
+    module: Any = {"owners_traced": SimpleNamespace(set=lambda *_: None), "owners": there}
+    made = owners.Owners(module)
+    (_, user), *others = [made.add(pid, (NOBODY, f"pid:[{pid}]")) for pid in range(3 * owners.OWNERS)]
+    shared = others[-1][0]
+    assert {numbers[1] for numbers in others} == {user}
+    assert [numbers[0] for numbers in others].count(shared) == len(others) + 1 - owners.CONTAINERS
+    honest = made.add(1 << 22, (1000, ""))
+    assert 0 not in honest
+    assert not {user, shared, *(numbers[0] for numbers in others)}.intersection(honest)
+    assert (NOBODY, f"pid:[{owners.OWNERS}]") in made.there()
+    # What is lost of those that share a number concerns all jobs of their user.
+    losses = [owner for owner, _, _ in made.take_losses()]
+    assert {(1000, ""), (NOBODY, "*"), (NOBODY, "pid:[0]")} <= set(losses)
+    assert len(losses) == owners.CONTAINERS + 3
+    # Nor do several such users leave none.
+    for uid in range(2000, 2040):
+        for number in range(40):
+            made.add((1 << 23) + uid * 40 + number, (uid, f"pid:[{number}]"))
+    assert 0 not in made.add((1 << 22) + 1, (1001, ""))
+    # Numbers of processes that have gone are given again.
+    for pid in range(3 * owners.OWNERS):
+        made.remove(pid)
+    assert not {number for number, _ in made._of.values()} & {shared}
+    assert made.add(7, (NOBODY, "pid:[new]"))[0] not in (0, made.add(8, (NOBODY, "pid:[newer]"))[0])
+
+
 def test_owners_of_threads_are_forgotten_with_their_processes() -> None:
     counted: dict[int, int] = {}
     there: dict[int, int] = {}
