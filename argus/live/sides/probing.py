@@ -43,7 +43,8 @@ UNDISTURBED = 1.02
 HEAVY_TURN = 8
 """Every so many windows one in which all is seen, where the others are for the pulse alone."""
 EARLY_CALLS = 65_536
-"""Calls of the beginning that are kept to look for a pulse in, should it be needed."""
+"""Calls of the beginning that are kept to look for a pulse in, should it be needed. A user, or container, who has less
+than half as many as another one takes the room of a job of that."""
 RUN_NS = 1_000
 """A program's run, with what it writes to a ring: ``scripts/bench probe``."""
 FIRST_SAMPLE_S = 0.5
@@ -124,7 +125,8 @@ class ProbingSide(Side):
         """Jobs that know what of their marks is seen in part."""
         self._slowed = 1.0
         self._early: dict[int, dict[int, list[NDArray[np.void]]]] = {}
-        self._early_calls = 0
+        self._early_of: dict[int, tuple[Owner, int]] = {}
+        """Of each job, whose it is and how many of its calls are kept."""
         self._failed = 0
         """Windows in a row in which no pulse was found: they grow."""
         self._in_windows: Tally[str] = Tally()
@@ -235,7 +237,7 @@ class ProbingSide(Side):
     def _begin_search(self, job: Job, attached_ns: int, since_ns: int) -> None:
         """What was seen until now is the first window. Its newest records have not been read yet."""
         if job.thin_calls(since_ns):
-            early = self._early.pop(id(job), {})
+            early = self._forget_early(id(job))
             self._jobs[id(job)] = job, _OfJob(_Searched(attached_ns, since_ns, early))
 
     # ---- windows
@@ -358,9 +360,7 @@ class ProbingSide(Side):
     def feed(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
         """Takes calls of a rank that are seen in windows, or its pulse: LAUNCH or COLLECTIVE rows, shape (n,)."""
         if id(job) not in self._jobs:
-            if self._early_calls < EARLY_CALLS:
-                self._early_calls += len(events)
-                self._early.setdefault(id(job), {}).setdefault(rank, []).append(seen_calls(events))
+            self._keep_early(job, rank, events)
             return
         state = self._jobs[id(job)][1]
         ts = events["ts_ns"].astype(np.int64)
@@ -372,6 +372,36 @@ class ProbingSide(Side):
         pulses = ts[events["call"] == state.pulse.call]
         for begin, end in state.spans:
             job.thinned.feed(rank, pulses[(pulses >= begin) & (pulses < (end or 1 << 62))])
+
+    def _keep_early(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
+        if sum(number for _, number in self._early_of.values()) >= EARLY_CALLS and not self._make_room(job):
+            return
+        owner, number = self._early_of.get(id(job), (job.owner, 0))
+        self._early_of[id(job)] = owner, number + len(events)
+        self._early.setdefault(id(job), {}).setdefault(rank, []).append(seen_calls(events))
+
+    def _make_room(self, job: Job) -> bool:
+        """Forgets the calls of a job of the user with most, or of this user's container with most, if this one has less
+        than half of that. Returns whether there is room."""
+        of_users, of_containers = Tally[int](), Tally[Owner]()
+        for owner, number in self._early_of.values():
+            of_users[owner[0]] += number
+            if owner[0] == job.owner[0]:
+                of_containers[owner] += number
+        user = max(of_users, key=of_users.__getitem__)
+        container = max(of_containers, key=of_containers.__getitem__, default=job.owner)
+        if 2 * of_users[job.owner[0]] < of_users[user]:
+            of_most = {which: number for which, (whose, number) in self._early_of.items() if whose[0] == user}
+        elif 2 * of_containers[job.owner] < of_containers[container]:
+            of_most = {which: number for which, (whose, number) in self._early_of.items() if whose == container}
+        else:
+            return False
+        self._forget_early(max(of_most, key=of_most.__getitem__))
+        return True
+
+    def _forget_early(self, which: int) -> dict[int, list[NDArray[np.void]]]:
+        self._early_of.pop(which, None)
+        return self._early.pop(which, {})
 
     def find_pulses(self, drained_ns: int) -> None:
         """Looks for pulses in windows that have ended and whose records are all there."""
@@ -551,7 +581,7 @@ class ProbingSide(Side):
     def forget(self, job: Job) -> None:
         """Drops what is kept of a job that is over."""
         self._jobs.pop(id(job), None)
-        self._early.pop(id(job), None)
+        self._forget_early(id(job))
 
 
 def seen_calls(events: NDArray[np.void]) -> NDArray[np.void]:

@@ -174,6 +174,35 @@ def test_early_calls_are_bounded() -> None:
     assert not side._early
 
 
+def test_early_calls_of_one_owner_leave_room_to_others() -> None:
+    side = ProbingSide(a_session(), SimpleNamespace())  # type: ignore[arg-type]
+    events = np.zeros(1000, records.COLLECTIVE)
+
+    def kept(job: Job) -> int:
+        return sum(len(part) for parts in side._early.get(id(job), {}).values() for part in parts)
+
+    flood = [Job(f"flood{number}", 1, owner=(7, f"pid:[{number}]")) for number in range(20)]
+    honest, pod = Job("honest", 1, owner=(8, "")), Job("pod", 1, owner=(7, "pod"))
+    for job in [*flood, honest] * 20:
+        side.feed(job, 0, events)
+    assert kept(honest) == 20_000
+    for _ in range(3):
+        side.feed(pod, 0, events)
+    assert kept(pod) == 3000
+    assert EARLY_CALLS - 5000 <= sum(map(kept, [*flood, honest, pod])) <= EARLY_CALLS + 1000
+    # Nobody has all, whoever calls on.
+    for job in [*flood, honest] * 20:
+        side.feed(job, 0, events)
+    assert kept(honest) >= 20_000
+    assert sum(map(kept, flood)) >= 20_000
+    # A job that is over makes room.
+    for job in flood:
+        side.forget(job)
+    before = kept(honest)
+    side.feed(honest, 0, events)
+    assert kept(honest) == before + 1000
+
+
 def test_threads_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "KEPT_THREADS", 100)
     session = Session(monkeypatch)
