@@ -112,6 +112,8 @@ SENTENCES = {
     "rows_contradicting": "{n} row[s] of a log left out: [its|their] rank and step had another row, with other times",
     "mappings_cut": "mappings of {n} process[es] not read to the end: some files are not searched for functions",
     "files_refused": "symbols of {n} mapped file[s] not read, or not all: larger than any library's, or damaged",
+    "cupti_libraries_refused": "{n} CUPTI librar[y|ies] not loaded for GPU times: other users may change "
+    "[it|them], or a folder above",
     "trace_cut_off": "the trace was cut off: what it lost is not known",
 }
 """Counter → sentence: ``{n}`` is its value, ``[s]`` is left out of one, ``[a|b]`` is ``a`` for one and ``b`` else."""

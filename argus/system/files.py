@@ -63,9 +63,29 @@ def distrust(status: os.stat_result, owners: tuple[int, ...] = (), *, root_group
     """
     if status.st_uid not in (owners or (0, os.geteuid())):
         return f"it belongs to {owner(status.st_uid)}"
-    if status.st_mode & (0o002 if root_group and status.st_gid == 0 else 0o022):
+    if _written_by_others(status, root_group=root_group):
         return f"others may write to it (its mode is {stat.S_IMODE(status.st_mode):o})"
     return ""
+
+
+def _written_by_others(status: os.stat_result, *, root_group: bool) -> bool:
+    return bool(status.st_mode & (0o002 if root_group and status.st_gid == 0 else 0o022))
+
+
+def is_safe_part(status: os.stat_result, owners: tuple[int, ...], *, last: bool) -> bool:
+    """Whether nobody but these owners may change what follows a part of a path (``changeable``). Names no user, which
+    would mean to look for who that is.
+
+    Args:
+        status: Of the part itself: of a link, not of what it leads to.
+        owners: Who may own it.
+        last: Whether nothing follows it: a sticky folder protects what lies in it only.
+    """
+    if stat.S_ISLNK(status.st_mode):
+        return status.st_uid in owners
+    if not last and status.st_uid == 0 and status.st_mode & stat.S_ISVTX:
+        return True
+    return status.st_uid in owners and not _written_by_others(status, root_group=True)
 
 
 def owner(uid: int) -> str:
@@ -609,7 +629,7 @@ def changeable(path: Path, owners: tuple[int, ...] = (0,), *, only_where: bool =
             links += 1
             if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            if status.st_uid not in owners:
+            if not is_safe_part(status, owners, last=not rest):
                 return at, f"the link belongs to {owner(status.st_uid)}"
             target = os.readlink(at)
             rest += _parts(target)
@@ -617,9 +637,8 @@ def changeable(path: Path, owners: tuple[int, ...] = (0,), *, only_where: bool =
             continue
         if only_where and not rest:
             return None
-        sticky = rest and status.st_uid == 0 and status.st_mode & stat.S_ISVTX
-        if not sticky and (reason := distrust(status, owners, root_group=True)):
-            return at, reason
+        if not is_safe_part(status, owners, last=not rest):
+            return at, distrust(status, owners, root_group=True)
         if not rest:
             return None
         part = rest.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -47,6 +48,17 @@ def user_of(pid: int) -> int:
     except OSError:
         pass
     return -1
+
+
+def masters_of(pid: int) -> tuple[int, ...]:
+    """Users who may do to a process whatever they like: root, its own, and who is root in its user namespace; as this
+    host numbers users."""
+    owners = [0, user_of(pid)]
+    with contextlib.suppress(OSError):
+        for line in read_file(f"{PROC}/{pid}/uid_map").splitlines():
+            inside, outside, _ = map(int, line.split())
+            owners += [outside] if inside == 0 else []
+    return tuple(uid for uid in owners if uid >= 0)
 
 
 def read_cgroup(pid: int) -> str:

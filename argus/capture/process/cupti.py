@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
-from argus.capture.process.mapped import Refused, names_in_root, open_root
-from argus.capture.reader import progress, reader
+from argus.capture.process.mapped import Refused, check_unchangeable, mount_of, names_in_root, open_root
+from argus.capture.reader import left_out, progress, reader
 from argus.capture.reader.reader import Answer, Malformed, integers, text
+from argus.system.files import Untrusted
 
 MEMFD = "argus-cupti"
 """The helper's memory, as memfd_create(2) calls it."""
@@ -28,6 +29,8 @@ _MOST_NAMES, _MOST_IN_ALL = 1 << 14, 1 << 16
 """Names of a folder that are read, and of all folders of a process: it may have made a folder of millions."""
 _MOST_FOLDERS, _MOST_ALIKE = 64, 16
 """Folders that its mappings name, and those that one part of a pattern fits."""
+_MOST_CHECKED = 64
+"""Paths that are followed to see who may change what lies there: few of them fit into the helper's memory."""
 _CUPTI = re.compile(r"libcupti\.so\.(1[2-9])$")
 _RUNTIME = re.compile(r"lib(?:cudart|cublas|nvrtc)[^/]*\.so\.(\d+)")
 _DRIVER = re.compile(r"libcuda\.so\.(\d+)\.")
@@ -45,7 +48,8 @@ _SYSTEM = (
 def candidates(pid: int) -> list[str]:
     """Where CUPTI may be, as the process sees it, best first: mapped already, beside its CUDA, the system's.
 
-    Only files that exist, and only of the major version of the process's CUDA where that is known.
+    Only files that exist, that nobody may change who could not change the process anyway, and only of the major version
+    of the process's CUDA where that is known.
     """
     if reader.shared.on:
         try:
@@ -86,14 +90,31 @@ def candidates(pid: int) -> list[str]:
             for pattern in _SYSTEM:
                 for folder_name in _folders_like(pattern, names):
                     paths_found += _cuptis(folder_name, names(folder_name))
+            fitting = [path for path in dict.fromkeys(paths_found) if _fits(path, majors)]
+            return [path for path in fitting[:_MOST_CHECKED] if _may_be_loaded(pid, root, path)]
         finally:
             os.close(root)
-    chosen = []
-    for path in dict.fromkeys(paths_found):
-        version = _CUPTI.search(path)
-        if not version or not majors or int(version[1]) in majors:
-            chosen.append(path)
-    return chosen
+    return []
+
+
+def _fits(path: str, majors: set[int]) -> bool:
+    version = _CUPTI.search(path)
+    return not version or not majors or int(version[1]) in majors
+
+
+def _may_be_loaded(pid: int, root: int, path: str) -> bool:
+    """Whether no other user can have the process load what he likes under this name, now or later."""
+    try:
+        # The loader would put other text in the place of $ORIGIN and its like: another path than the one looked at.
+        if "$" in path:
+            raise Untrusted(path, "the loader would read its name as another")
+        check_unchangeable(pid, root, path)
+    except Untrusted:
+        left_out.count_once("cupti_libraries_refused", pid, path)
+        return False
+    except OSError:
+        return False
+    return True
 
 
 def _paths(answer: Answer) -> list[str]:
@@ -225,7 +246,7 @@ def _place(answer: Answer) -> tuple[str, int]:
 
 def is_memory(place: int) -> bool:
     """Whether a descriptor is one of a file in memory (memfd). No file system is asked: it might not answer."""
-    return _mount(place) == _memory_mount()
+    return mount_of(place) == _memory_mount()
 
 
 def open_memory(place: int) -> int:
@@ -241,17 +262,11 @@ def open_memory(place: int) -> int:
     return os.open(f"/proc/self/fd/{place}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _mount(fd: int) -> int:
-    """The mount that a descriptor's file was reached by, by its number."""
-    with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
-        return next((int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:")), -1)
-
-
 @lru_cache(maxsize=1)
 def _memory_mount() -> int:
     file = os.memfd_create("argus")
     try:
-        return _mount(file)
+        return mount_of(file)
     finally:
         os.close(file)
 

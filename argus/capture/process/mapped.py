@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import stat
 import time
 import weakref
@@ -32,6 +33,7 @@ from typing import Any
 
 from argus.capture.reader import progress
 from argus.system import files
+from argus.system.proc import masters_of
 
 MOST_NAMES = 4096
 """Names of a folder that are read."""
@@ -41,6 +43,8 @@ _OVERLAY, _BTRFS = 0x794C7630, 0x9123683E
 """OVERLAYFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC of linux/magic.h: /proc/PID/maps shows another device than ``stat``."""
 _PROC = 0x9FA0
 """PROC_SUPER_MAGIC of linux/magic.h."""
+_FUSE = 0x65735546
+"""FUSE_SUPER_MAGIC of fs/fuse/inode.c."""
 
 Key = tuple[int, int, int, int]
 """Device, inode, size in bytes, time of change in ns, as ``fstat`` has them: distinguishes files and their versions.
@@ -166,11 +170,68 @@ def _walk(root: int, path: str, *, follow: bool = True) -> int:
         OSError: It does not exist, or cannot be reached.
     """
 
-    def check(part: str, fd: int, status: os.stat_result) -> None:
-        if stat.S_ISLNK(status.st_mode) and _file_system(fd) == _PROC:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return files.walk(root, path, _refuse_magic, follow=follow)
 
-    return files.walk(root, path, check, follow=follow)
+
+def _refuse_magic(part: str, fd: int, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode) and _file_system(fd) == _PROC:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), part)
+
+
+def check_unchangeable(pid: int, root: int, path: str) -> None:
+    """Whether a process may be told to load a file: only if nobody who could not change the process anyway may change
+    it, a folder above it or a link on the way (``files.changeable``). Then it stays what it was when it was looked at.
+
+    Args:
+        pid: The process.
+        root: Descriptor of its root folder (``open_root``).
+        path: Absolute, as the process sees it.
+
+    Raises:
+        files.Untrusted: Somebody else may.
+        OSError: It does not exist, or cannot be reached.
+    """
+    owners = masters_of(pid)
+    device = -1
+
+    def check(part: str, fd: int, status: os.stat_result) -> None:
+        nonlocal device
+        _refuse_magic(part, fd, status)
+        safe = files.is_safe_part(status, owners, last=not stat.S_ISDIR(status.st_mode))
+        if status.st_dev != device:
+            # A file system in user space says of its files what its owner likes, also whose they are.
+            safe = safe and (_file_system(fd) != _FUSE or _mounted_by(pid, fd) in owners)
+            device = status.st_dev
+        if not safe:
+            raise files.Untrusted(path, "others may change it")
+
+    with progress.look_up():
+        check("/", root, os.fstat(root))
+        place = files.walk(root, path, check)
+        try:
+            if not stat.S_ISREG(os.fstat(place).st_mode):
+                raise Refused("it is no regular file")
+        finally:
+            os.close(place)
+
+
+def mount_of(fd: int) -> int:
+    """The mount that a descriptor's file was reached by, by its number; -1: not known."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:")), -1)
+
+
+def _mounted_by(pid: int, fd: int) -> int:
+    """Who mounted the file system in user space that a descriptor's file is of; -1: not known. ``fusermount`` lets
+    nobody choose another, and who mounts without it has root's rights in the process's container."""
+    number = b"%d" % mount_of(fd)
+    with open(f"/proc/{pid}/mountinfo", "rb") as lines:
+        for line in lines:
+            words = line.split()
+            if words[0] == number:
+                found = re.search(rb"(?:^|,)user_id=(\d+)(?:,|$)", words[-1])
+                return int(found[1]) if found else -1
+    return -1
 
 
 def open_root(pid: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 
-COUNTERS = ("python_lists_cut", "mappings_cut", "files_refused")
+COUNTERS = ("python_lists_cut", "mappings_cut", "files_refused", "cupti_libraries_refused")
 _MOST = 4096
 """Processes and counters that are kept until they are taken; what is of others meanwhile is nobody's (process 0)."""
 _REMEMBERED = 16_384
