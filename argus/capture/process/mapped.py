@@ -33,7 +33,7 @@ from typing import Any
 
 from argus.capture.reader import progress
 from argus.system import files
-from argus.system.proc import masters_of
+from argus.system.proc import masters_of, owner_of
 
 MOST_NAMES = 4096
 """Names of a folder that are read."""
@@ -47,8 +47,13 @@ _FUSE = 0x65735546
 """FUSE_SUPER_MAGIC of fs/fuse/inode.c."""
 
 Key = tuple[int, int, int, int]
-"""Device, inode, size in bytes, time of change in ns, as ``fstat`` has them: distinguishes files and their versions.
-No user can choose the device."""
+"""Device, inode, size in bytes, time of change in ns, as ``fstat`` has them: distinguishes files and their versions
+while they are open. No user can choose the device."""
+Lasting = tuple[Key, str]
+"""The same when the file may be closed (``lasting``)."""
+_GIVEN_AGAIN = (0, 7, 43)
+"""Major numbers of devices that are no disks, loop devices and network block devices: once unmounted, their numbers are
+the next mount's, which may be anybody's."""
 
 
 class Refused(OSError):
@@ -155,6 +160,22 @@ class File:
 
 _open: weakref.WeakValueDictionary[Key, File] = weakref.WeakValueDictionary()
 """Files that are open now: processes of a node map the same ones, and share a descriptor."""
+
+
+def owner_text(pid: int) -> str:
+    """The user and the container of a process."""
+    return str(progress.owner if progress.process == pid else owner_of(pid))
+
+
+def lasting(key: Key, owner: str) -> Lasting:
+    """Under what it is remembered what a file holds, once it may be closed. Where the device's number may be another
+    mount's by then, whose inodes, sizes and times its owner chooses, that is for processes of one owner alone.
+
+    Args:
+        key: Of the file.
+        owner: ``owner_text`` of the process that maps it.
+    """
+    return key, owner if os.major(key[0]) in _GIVEN_AGAIN else ""
 
 
 def device_of(number: int) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from argus.capture.process.demangler import shared
 from argus.capture.process.elf import Elf, NotElf
-from argus.capture.process.mapped import File, open_in_root, open_mapped, open_root
+from argus.capture.process.mapped import File, Lasting, lasting, open_in_root, open_mapped, open_root, owner_text
 from argus.capture.process.targets import PROC, Mapping, executable_mappings, program_of
 from argus.capture.reader import progress, reader
 from argus.model import calls
@@ -158,7 +158,7 @@ class KernelNames:
         self._memories: dict[int, _Memory] = {}
         self._roots: dict[int, int] = {}
         """Descriptors of the processes' root folders."""
-        self._tables: OrderedDict[tuple[int, ...], Elf | None] = OrderedDict()
+        self._tables: OrderedDict[Lasting, Elf | None] = OrderedDict()
         self._maps: dict[int, list[Mapping]] = {}
         self.unresolved = 0
         """Handles for which no name was found."""
@@ -344,7 +344,7 @@ class KernelNames:
         file = self._open(pid, mapping)
         if file is None:
             return None
-        key = file.key
+        key = lasting(file.key, owner_text(pid))
         if key in self._tables:
             self._tables.move_to_end(key)
             return self._tables[key]

@@ -14,7 +14,7 @@ import platform
 import struct
 
 from argus.capture.process.elf import Elf, NotElf
-from argus.capture.process.mapped import File, Key
+from argus.capture.process.mapped import File, Lasting, lasting
 from argus.capture.reader import progress, reader
 from argus.model.groups import Place
 
@@ -30,27 +30,29 @@ _WIDE = frozenset((0x48, 0x49, 0x4C, 0x4D))
 
 
 _MOST_LIBRARIES = 256
-_offsets: dict[Key, int | None] = {}
+_offsets: dict[Lasting, int | None] = {}
 
 
-def rank_offset(library: File) -> int | None:
+def rank_offset(library: File, owner: str = "") -> int | None:
     """Offset in bytes of the rank in a communicator. None: not in the code of this library, or no x86_64.
 
     Args:
         library: The file. Each is read once.
+        owner: ``mapped.owner_text``, where it is read; empty: it was (``remember``) since it is open here.
     """
-    if library.key not in _offsets:
+    key = lasting(library.key, owner)
+    if key not in _offsets:
         if len(_offsets) >= _MOST_LIBRARIES:
             _offsets.clear()
-        _offsets[library.key] = _read_offset(library)
-    return _offsets[library.key]
+        _offsets[key] = _read_offset(library)
+    return _offsets[key]
 
 
 def remember(library: File, offset: int | None) -> None:
     """Takes over what a reader process found (``rank_offset``)."""
     if len(_offsets) >= _MOST_LIBRARIES:
         _offsets.clear()
-    _offsets[library.key] = offset
+    _offsets[lasting(library.key, "")] = offset
 
 
 def _read_offset(library: File) -> int | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from argus.capture.process.elf import Beyond, Elf, Place, Source, SymbolFile
 from argus.system import disk_cache
 
-FORMAT = 2
+FORMAT = 3
 KIND = "symbols"
 KEPT = 256
 """Entries that are kept, newest first, of some KB each: a node's images have a few large libraries each."""
@@ -45,13 +45,14 @@ class Functions:
     kept: bool = False
 
 
-def functions(path: Source, names: Collection[str], shown: str = "") -> Functions:
+def functions(path: Source, names: Collection[str], shown: str = "", owner: str = "") -> Functions:
     """Looks for functions in a library.
 
     Args:
         path: The library.
         names: The functions' symbols.
         shown: Its path for people.
+        owner: For whose processes alone an entry is (``mapped.lasting``); empty: for all.
 
     Raises:
         NotElf: It is no 64-bit little-endian ELF file.
@@ -59,7 +60,7 @@ def functions(path: Source, names: Collection[str], shown: str = "") -> Function
     """
     file = SymbolFile(path)
     where = disk_cache.folder(KIND) if file.name_bytes >= LARGE_BYTES else None
-    entry = None if where is None else where / f"{_key(file, names)}.json"
+    entry = None if where is None else where / f"{_key(file, names, owner)}.json"
     if entry is not None and (offsets := _verified(file, entry, names)) is not None:
         return Functions(offsets, file.text_bytes, kept=True)
     if file.name_bytes >= LARGE_BYTES and on_slow is not None:
@@ -68,18 +69,18 @@ def functions(path: Source, names: Collection[str], shown: str = "") -> Function
     located = elf.located(names)
     read = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes)
     # Not, if it was written to meanwhile: the entry's name would be that of its former version.
-    if entry is not None and entry.stem == _key(file, names):
+    if entry is not None and entry.stem == _key(file, names, owner):
         places = {name: place for name, (place, _) in located.items()}
         disk_cache.keep(entry, json.dumps({"places": places}).encode(), KEPT)
     return read
 
 
-def _key(file: SymbolFile, names: Collection[str]) -> str:
+def _key(file: SymbolFile, names: Collection[str], owner: str) -> str:
     """A name for all that an entry depends on."""
     status = file.file.status_now()
     version = (status.st_dev, status.st_ino, status.st_size, status.st_uid, status.st_mtime_ns, status.st_ctime_ns)
     seen = hashlib.sha256(file.layout)
-    for word in [str(FORMAT), file.build_id, *map(str, version), *sorted(names)]:
+    for word in [str(FORMAT), owner, file.build_id, *map(str, version), *sorted(names)]:
         seen.update(f"{len(word)}:{word}".encode())
     return seen.hexdigest()[:32]
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.process.elf import Beyond, FunctionTable, NotElf
-from argus.capture.process.mapped import File, Key, open_in_root, open_mapped
+from argus.capture.process.mapped import File, Lasting, lasting, open_in_root, open_mapped, owner_text
 from argus.capture.process.names import demangle
 from argus.capture.process.rust import demangle_v0, strip_legacy
 from argus.capture.process.targets import PROC, Mapping
@@ -175,12 +175,12 @@ def _fields(row: bytes) -> tuple[bytes, ...]:
     return found.groups()
 
 
-_TableKey = Key | bytes | tuple[str, Key]
+_TableKey = bytes | Lasting
 _tables: OrderedDict[_TableKey, FunctionTable | None] = OrderedDict()
 """Of every file (or vdso image) that was asked for, the least recently used first. None: it holds no symbols. What
 comes of files in a process's root is for processes of its user alone."""
 _REFUSED_FILES = 4096
-_refused: OrderedDict[Key, None] = OrderedDict()
+_refused: OrderedDict[Lasting, None] = OrderedDict()
 """Of these, files that are no library's size, or damaged."""
 
 
@@ -385,9 +385,9 @@ class Symbols:
         if mapping is None or (region.key is None and region.opened):
             return None
         file = self._open(mapping)
-        region.opened, region.key = True, None if file is None else file.key
+        region.opened = True
         table = self._table_of(region, file)
-        if file is not None and (file.key in _refused or (table is not None and table.left_out)):
+        if file is not None and (region.key in _refused or (table is not None and table.left_out)):
             left_out.count_once("files_refused", self._pid, file.key)
         return table
 
@@ -396,24 +396,25 @@ class Symbols:
         if file is None:
             self.counters["native_files_unreadable"] += 1
             return None
-        own = str(progress.owner), file.key
-        region.key = next((key for key in (own, file.key) if key in _tables), file.key)
+        owner = owner_text(self._pid)
+        own, for_all = (file.key, owner), lasting(file.key, owner)
+        region.key = own if own in _tables else for_all
         if region.key in _tables:
             return _tables[region.key]
         root = f"/proc/self/fd/{self._root}" if self._root >= 0 else ""
         try:
             table = FunctionTable(file, region.path, root, "/", EVALUATION_LOOPS[:1])
             if table.refused:
-                region.key = f"process {self._pid}", file.key
+                region.key = file.key, f"process {self._pid}"
             elif table.of_root:
                 region.key = own
             return _remembered(region.key, table)
         except NotElf as reason:
             if isinstance(reason, Beyond):
-                _refused[file.key] = None
+                _refused[for_all] = None
                 while len(_refused) > _REFUSED_FILES:
                     _refused.popitem(last=False)
-            return _remembered(file.key, None)
+            return _remembered(for_all, None)
         except OSError:
             region.key = None
             self.counters["native_files_unreadable"] += 1

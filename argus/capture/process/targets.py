@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 from argus.capture.process import nccl, symbol_cache
 from argus.capture.process.elf import Beyond, NotElf
-from argus.capture.process.mapped import Allowance, File, Key, key_of, open_mapped
+from argus.capture.process.mapped import Allowance, File, Lasting, key_of, lasting, open_mapped, owner_text
 from argus.capture.process.mapped import Mapping as Mapping
 from argus.capture.process.pytorch import GroupLayout, Layout, layout_of
 from argus.capture.reader import left_out, reader
@@ -698,10 +698,10 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
     for mapping in executable_mappings(pid):
         by_file.setdefault((mapping.device, mapping.inode), mapping)
     likely_first = sorted(by_file.values(), key=lambda mapping: _LIKELY.search(mapping.path) is None)
-    unread = max(len(likely_first) - MAX_FILES, 0)
+    unread, owner = max(len(likely_first) - MAX_FILES, 0), owner_text(pid)
     for mapping in likely_first[:MAX_FILES]:
         key = key_of(pid, mapping)
-        known = None if key is None else _hooks_by_file.get(key)
+        known = None if key is None else _hooks_by_file.get(lasting(key, owner))
         if known is _REFUSED:
             left_out.count_once("files_refused", pid, key)
         if known is _NO_HOOKS or known is _REFUSED:
@@ -710,12 +710,12 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
             file = open_mapped(pid, mapping)
         except OSError:
             continue
-        hooks = _hooks_by_file.get(file.key)
+        hooks = _hooks_by_file.get(lasting(file.key, owner))
         if hooks is None:
             if not allowance.take(pid):
                 unread += 1
                 continue
-            hooks = _hooks(file, mapping.path)
+            hooks = _hooks(file, mapping.path, owner)
         if hooks is _REFUSED:
             left_out.count_once("files_refused", pid, file.key)
         roles, offsets, text_bytes = hooks
@@ -791,23 +791,24 @@ _LIKELY = re.compile(r"/lib(cuda|cudart|nccl|cublas|torch|nvToolsExt|nvtx)[^/]*$
 _Hooks = tuple[tuple[str, ...], dict[str, int], int]
 _MAX_FILES = 10_000
 """Files remembered: every library of every traced process, many times over."""
-_hooks_by_file: OrderedDict[Key, _Hooks] = OrderedDict()
+_hooks_by_file: OrderedDict[Lasting, _Hooks] = OrderedDict()
 _NO_HOOKS: _Hooks = ((), {}, 0)
 _REFUSED: _Hooks = ((), {}, -1)
 """Of a file that is no library's size, or damaged."""
 
 
-def _hooks(file: File, path: str) -> _Hooks:
+def _hooks(file: File, path: str, owner: str) -> _Hooks:
     """Roles, function offsets and code size of a file. Ranks of a node map the same files, so each is read once."""
-    hooks = _hooks_by_file[file.key] = _read_hooks(file, path)
+    key = lasting(file.key, owner)
+    hooks = _hooks_by_file[key] = _read_hooks(file, path, key[1])
     while len(_hooks_by_file) > _MAX_FILES:
         _hooks_by_file.popitem(last=False)
     return hooks
 
 
-def _read_hooks(file: File, path: str) -> _Hooks:
+def _read_hooks(file: File, path: str, owner: str) -> _Hooks:
     try:
-        functions = symbol_cache.functions(file, _LOOKED_FOR, path)
+        functions = symbol_cache.functions(file, _LOOKED_FOR, path, owner)
     except Beyond:
         return _REFUSED
     except (NotElf, OSError):

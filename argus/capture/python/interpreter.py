@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.process.elf import Elf, NotElf, Symbol
-from argus.capture.process.mapped import Allowance, File, Key, open_mapped
+from argus.capture.process.mapped import Allowance, File, Lasting, lasting, open_mapped, owner_text
 from argus.capture.process.targets import PROC, Mapping, executable_mappings
 from argus.capture.python import layouts
 from argus.capture.python.layouts import Layout
@@ -152,7 +152,7 @@ class _Binary:
 
 
 _MAX_FILES = 10_000
-_binaries: OrderedDict[Key, _Binary | None] = OrderedDict()
+_binaries: OrderedDict[Lasting, _Binary | None] = OrderedDict()
 _new_files = Allowance(burst=1024, per_second=32)
 """As of ``targets.find_libraries``."""
 _MAX_CANDIDATES = 4096
@@ -163,7 +163,7 @@ _MAX_VARIABLES = 64 << 20
 
 def _binary(pid: int, file: File, *, whole: bool) -> _Binary | None:
     """The CPython in a file, or None. Each file is read once: processes of a node map the same ones."""
-    key = file.key
+    key = lasting(file.key, owner_text(pid))
     if key not in _binaries:
         if not _new_files.take(pid):
             return None

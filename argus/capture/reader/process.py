@@ -232,7 +232,7 @@ class _Reader:
                     "text_bytes": one.text_bytes,
                     "layout": None if layout is None else [layout.sizes, layout.numel, group],
                     "on_overlay": one.file.on_overlay,
-                    "rank_offset": self._rank_offset(one),
+                    "rank_offset": self._rank_offset(one, request["pid"]),
                     "status": [
                         *(status.st_mode, status.st_ino, status.st_dev, status.st_nlink, status.st_uid),
                         *(status.st_gid, status.st_size, status.st_ctime_ns, status.st_mtime_ns),
@@ -245,13 +245,14 @@ class _Reader:
         return {"libraries": rows, "unread": libraries.unread, "entries": kept}, b"", fds
 
     @staticmethod
-    def _rank_offset(library: Any) -> int | None:
+    def _rank_offset(library: Any, pid: int) -> int | None:
         """Where NCCL's communicators have their ranks; -1: its code does not say; None: it is no NCCL."""
+        from argus.capture.process.mapped import owner_text
         from argus.capture.process.nccl import rank_offset
 
         if "libnccl" not in library.roles:
             return None
-        offset = rank_offset(library.file)
+        offset = rank_offset(library.file, owner_text(pid))
         return -1 if offset is None else offset
 
     def facts(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
