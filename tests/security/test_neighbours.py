@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -1226,3 +1227,41 @@ def test_new_stacks_of_an_owner_leave_room_to_others(tmp_path: Path, monkeypatch
         for process in (flood, honest):
             process.kill()
             process.wait()
+
+
+# A child as another user, or one that becomes one by an exec once there is a line; and one that stays the rank's own.
+STARTS = """
+import subprocess, sys, time
+late = "import os, sys; sys.stdin.readline(); os.setuid(65534); os.execv('/usr/bin/sleep', ['sleep', '1000'])"
+if sys.argv[1] == "late":
+    one = subprocess.Popen(["/usr/bin/python3", "-c", late])
+else:
+    one = subprocess.Popen(["/usr/bin/sleep", "1000"], user=65534, group=65534, extra_groups=[])
+print(one.pid, subprocess.Popen(["/usr/bin/sleep", "1000"]).pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "late"])
+def test_what_a_rank_starts_as_another_user_is_not_sampled(store_url: str, how: str) -> None:
+    """A password dialogue that root runs for a rank was sampled as the rank's."""
+    with running("/usr/bin/python3", "-c", STARTS, how, env=dict(RANK)) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        one, two = map(int, process.stdout.readline().split())
+        try:
+            with tracing(store_url, pids=(process.pid,), stacks=True) as tracer:
+                sampled = tracer._stacks._processes.by_pid
+                poll_until(tracer, lambda: two in sampled, 60, "a child to be sampled")
+                if how == "late":
+                    poll_until(tracer, lambda: one in sampled, 60, "the other child to be sampled")
+                    process.stdin.write(b"\n")
+                    process.stdin.flush()
+                poll_until(tracer, lambda: bool(tracer.lost().get("stack_processes_of_others")), 60, "it to be counted")
+                assert one not in sampled
+                assert {process.pid, two} <= sampled.keys()
+                tracer.poll()
+                assert tracer.lost()["stack_processes_of_others"] == 1
+        finally:
+            for pid in (one, two):
+                os.kill(pid, signal.SIGKILL)

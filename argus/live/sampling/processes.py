@@ -24,6 +24,7 @@ from argus.live.roster import YOUNG_S
 from argus.live.sampling.process import SampledProcess, symbols_of
 from argus.live.sampling.programs import StackPrograms
 from argus.live.session import Session
+from argus.model.losses import Whom
 from argus.system.proc import read_file
 
 REFRESH_ALL_S = 5.0
@@ -62,6 +63,8 @@ class SampledProcesses:
         self._ends: select.epoll | None = None
         self._live: dict[int, SampledProcess] = {}
         """By the descriptor by which ``_ends`` reports that the process has ended."""
+        self._of_others: set[int] = set()
+        """Processes of another user than their job's, such as a setuid program that a rank started."""
         self._unread: dict[int, str] = {}
         """Processes whose CPython is not understood, and why."""
         self._unread_before: Tally[str] = Tally()
@@ -105,6 +108,7 @@ class SampledProcesses:
         self._execs = execs
         if all_of_them:
             self._refresh_all_due = now + REFRESH_ALL_S
+            self._of_others = {pid for pid in self._of_others if os.path.exists(f"{PROC}/{pid}")}
         self._add_children(wanted, all_threads=all_of_them)
         self._note_ends()
         self._left_alone &= wanted.keys()
@@ -118,7 +122,10 @@ class SampledProcesses:
                     self._add(pid, job, rank)
             elif sampled is not None and not sampled.ended and not sampled.quarantined:
                 with self.guard(pid, sampled.job):
-                    self._check_program(sampled, now, may_be_another=may_be_another)
+                    if may_be_another and self._runs_as_another(pid, sampled.job):
+                        self.remove(pid)
+                    else:
+                        self._check_program(sampled, now, may_be_another=may_be_another)
         return [self.by_pid[pid] for pid in wanted if pid in self.by_pid and pid not in before]
 
     def _add_children(self, wanted: dict[int, tuple[Job, int]], *, all_threads: bool) -> None:
@@ -132,12 +139,30 @@ class SampledProcesses:
                 for child in children_of(pid, all_threads=all_threads):
                     wanted.setdefault(child, whose)
 
+    def _runs_as_another(self, pid: int, job: Job) -> bool:
+        """Whether a process runs as another user than its job, and is counted as left out: what a setuid program does
+        is not for those who see the job of who started it."""
+        try:
+            uid = os.stat(f"{PROC}/{pid}").st_uid
+        except OSError:
+            return False  # it has ended
+        if job.owner[0] in (-1, uid):
+            self._of_others.discard(pid)
+            return False
+        if pid not in self._of_others:
+            self._of_others.add(pid)
+            self._session.losses.count("stack_processes_of_others", Whom(job))
+        return True
+
     def _add(self, pid: int, job: Job, rank: int) -> None:
         assert self._ends is not None
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
             return  # it has ended
+        if self._runs_as_another(pid, job):
+            os.close(pidfd)
+            return
         try:
             process = SampledProcess(pid, job, rank, symbols_of(pid), ThreadWatch(pid), pidfd, program_of(pid))
             process.since = time.monotonic()

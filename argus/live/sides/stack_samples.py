@@ -62,6 +62,7 @@ _LOST = (
     "stack_samples_without_rank",
     "stack_samples_without_stack",
     "stack_samples_over_share",
+    "stack_processes_of_others",
 )
 """Counted as they come, in ``Session.losses``."""
 
