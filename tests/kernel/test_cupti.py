@@ -81,6 +81,12 @@ for line in sys.stdin:
             time.sleep(float(arguments[0]))
             sys.exit(7)
         say(child)
+    elif word == "clone":  # no handler of pthread_atfork runs
+        libc = C.CDLL(None)
+        child = libc.syscall(C.c_long(56 if os.uname().machine == "x86_64" else 220), C.c_long(17), *[C.c_long(0)] * 4)
+        if not child:
+            libc.exit(7)
+        say(child)
     elif word == "reap":
         say(os.waitstatus_to_exitcode(os.wait()[1]))
     elif word == "exec":
@@ -736,6 +742,18 @@ def test_a_fork_runs_on_without_the_memory_and_the_parent_is_recorded(tmp_path: 
         watch.stop()
         other.collector.close()
     assert (len(watch.kernels), watch.losses()) == (300, {})
+
+
+def test_a_child_that_was_cloned_ends_as_it_should(tmp_path: Path) -> None:
+    """It has what the helper keeps of the memory, and not the memory: its end was a fault."""
+    with program() as target:
+        watch = Watch(target.pid).until_on()
+        target.ask("launch 100")
+        target.ask("clone")
+        assert target.ask("reap") == "7", "the child did not end as it should"
+        target.ask("launch 100")
+        watch.stop()
+    assert (len(watch.kernels), watch.losses()) == (200, {})
 
 
 def test_a_target_that_replaces_itself_is_found_again(tmp_path: Path) -> None:

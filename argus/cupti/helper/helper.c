@@ -72,6 +72,7 @@ static struct {
 	uint32_t served;          /* command_seq that was obeyed last */
 	uint32_t epoch;           /* counts flushes: names that were looked at since the last need not be again */
 	uint64_t sequence;
+	long pid;                 /* whose memory it is */
 	bool on, paused, exiting, taken;  /* taken: another profiler came while CUPTI was on */
 	uint32_t thread_id_type;  /* before Argus came */
 	uint32_t beat;
@@ -143,6 +144,11 @@ static void fail(const char *call, int result) {
 	set_state(ARGUS_CUPTI_FAILED, "%s: %s (%d)", call, text ? text : "error", result);
 }
 
+/* Whether this is a child that has g and not the memory: that of a raw clone or of _Fork calls no handler of pthread_atfork. */
+static bool in_child(void) {
+	return syscall(SYS_getpid) != g.pid;
+}
+
 static void walk_returned(bool alive);
 static void walk_unless_argus_does(void);
 static __thread bool flushing; /* this thread flushes, and holds `work` */
@@ -160,7 +166,7 @@ static void buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records
 	*buffer = NULL;
 	*size = 0;
 	*max_records = 0;
-	if (!head || !g.buffers) /* a forked child */
+	if (!head || !g.buffers || in_child())
 		return;
 	int64_t begin = now_ns();
 	add(head->requests, 1);
@@ -182,7 +188,7 @@ static void buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records
 static void buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
 	struct argus_cupti_control *head = g.head;
 	(void)size;
-	if (!head || !g.buffers)
+	if (!head || !g.buffers || in_child())
 		return;
 	int64_t begin = now_ns();
 	count_dropped(context, stream);
@@ -662,7 +668,7 @@ static void release(void) {
 
 static void at_exit(void) {
 	struct timespec limit;
-	if (!g.head || __atomic_exchange_n(&g.exiting, true, __ATOMIC_ACQ_REL))
+	if (!g.head || in_child() || __atomic_exchange_n(&g.exiting, true, __ATOMIC_ACQ_REL))
 		return;
 	clock_gettime(CLOCK_REALTIME, &limit);
 	limit.tv_sec += 2;
@@ -817,6 +823,7 @@ static bool map_head(void) {
 		return false;
 	madvise(head, ARGUS_CUPTI_HEAD_BYTES, MADV_DONTFORK);
 	g.head = head;
+	g.pid = syscall(SYS_getpid);
 	g.slots = (struct argus_cupti_slot *)((uint8_t *)head + ARGUS_CUPTI_SLOTS_OFFSET);
 	g.head->head_bytes = ARGUS_CUPTI_HEAD_BYTES;
 	g.head->pid = (uint32_t)getpid();
