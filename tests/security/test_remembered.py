@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture.process import mapped
+from argus.capture.process import mapped, targets
 from argus.capture.process.elf import Elf
 from argus.capture.process.mapped import open_file
 from argus.capture.process.symbols import Symbols
@@ -98,3 +98,16 @@ def test_what_may_be_mounted_anew_is_remembered_by_owner() -> None:
     assert [together(os.makedev(*numbers)) for numbers in ((0, 40), (7, 0), (43, 1))] == [False] * 3
     assert together(os.makedev(259, 1))
     assert together(os.makedev(8, 1))
+
+
+def test_functions_that_are_remembered_are_looked_up_in_the_file_again(folder: Path) -> None:
+    true = library(folder / "true" / "libcuda.so.1", "cuLaunchKernel", "cuCtxSynchronize")
+    functions = Elf(open_file(true)).functions(["cuLaunchKernel", "cuCtxSynchronize"])
+    with mapping([true]) as pid:
+        for _ in range(2):
+            (found,) = (one for one in find_libraries(pid) if one.path == str(true))
+            assert found.offsets == functions
+            (key,) = (key for key in targets._hooks_by_file if key[0] == found.file.key)
+            roles, offsets, text_bytes, places = targets._hooks_by_file[key]
+            moved = {name: offset + 1 for name, offset in offsets.items()}
+            targets._hooks_by_file[key] = roles, moved, text_bytes, places

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from argus.capture.process.elf import Beyond, Elf, Place, Source, SymbolFile
+from argus.capture.process.elf import Beyond, Elf, NotElf, Place, Source, SymbolFile
 from argus.system import disk_cache
 
 FORMAT = 3
@@ -38,11 +38,23 @@ class Functions:
         offsets: File offset of each that was found, by symbol.
         text_bytes: Size of the file's code.
         kept: Whether an entry of the cache had where they are.
+        places: Which row of the file's tables says so, for ``confirmed``.
     """
 
     offsets: dict[str, int]
     text_bytes: int
     kept: bool = False
+    places: dict[str, Place] = field(default_factory=dict)
+
+
+def confirmed(path: Source, offsets: dict[str, int], places: dict[str, Place]) -> bool:
+    """Whether a file itself says that these functions are there: probes elsewhere would end who runs it. Rows are read,
+    no tables."""
+    try:
+        file = SymbolFile(path)
+        return all(name in places and file.function(name, places[name]) == offset for name, offset in offsets.items())
+    except (NotElf, OSError, ValueError, IndexError, OverflowError):
+        return False
 
 
 def functions(path: Source, names: Collection[str], shown: str = "", owner: str = "") -> Functions:
@@ -61,16 +73,16 @@ def functions(path: Source, names: Collection[str], shown: str = "", owner: str 
     file = SymbolFile(path)
     where = disk_cache.folder(KIND) if file.name_bytes >= LARGE_BYTES else None
     entry = None if where is None else where / f"{_key(file, names, owner)}.json"
-    if entry is not None and (offsets := _verified(file, entry, names)) is not None:
-        return Functions(offsets, file.text_bytes, kept=True)
+    if entry is not None and (verified := _verified(file, entry, names)) is not None:
+        return Functions(verified[0], file.text_bytes, kept=True, places=verified[1])
     if file.name_bytes >= LARGE_BYTES and on_slow is not None:
         on_slow(shown or str(path))
     elf = Elf(file.file)
     located = elf.located(names)
-    read = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes)
+    places = {name: place for name, (place, _) in located.items()}
+    read = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes, places=places)
     # Not, if it was written to meanwhile: the entry's name would be that of its former version.
     if entry is not None and entry.stem == _key(file, names, owner):
-        places = {name: place for name, (place, _) in located.items()}
         disk_cache.keep(entry, json.dumps({"places": places}).encode(), KEPT)
     return read
 
@@ -85,8 +97,8 @@ def _key(file: SymbolFile, names: Collection[str], owner: str) -> str:
     return seen.hexdigest()[:32]
 
 
-def _verified(file: SymbolFile, entry: Path, names: Collection[str]) -> dict[str, int] | None:
-    """What an entry says, if the library says so too; None: there is no such entry."""
+def _verified(file: SymbolFile, entry: Path, names: Collection[str]) -> tuple[dict[str, int], dict[str, Place]] | None:
+    """What an entry says, if the library says so too, and which rows do; None: there is no such entry."""
     body = disk_cache.read(entry)
     if body is None:
         return None
@@ -107,4 +119,4 @@ def _verified(file: SymbolFile, entry: Path, names: Collection[str]) -> dict[str
         if offset is None:
             return None
         offsets[name] = offset
-    return offsets
+    return offsets, places

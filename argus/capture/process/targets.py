@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from argus.capture.process import nccl, symbol_cache
-from argus.capture.process.elf import Beyond, NotElf
+from argus.capture.process.elf import Beyond, NotElf, Place
 from argus.capture.process.mapped import Allowance, File, Lasting, key_of, lasting, open_mapped, owner_text
 from argus.capture.process.mapped import Mapping as Mapping
 from argus.capture.process.pytorch import GroupLayout, Layout, layout_of
@@ -716,9 +716,11 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
                 unread += 1
                 continue
             hooks = _hooks(file, mapping.path, owner)
+        elif hooks[0] and not symbol_cache.confirmed(file, hooks[1], hooks[3]):
+            hooks = _hooks(file, mapping.path, owner)
         if hooks is _REFUSED:
             left_out.count_once("files_refused", pid, file.key)
-        roles, offsets, text_bytes = hooks
+        roles, offsets, text_bytes, _ = hooks
         if roles:
             library = Library(
                 mapping.path,
@@ -788,12 +790,12 @@ def _of_reader(answer: reader.Answer) -> Libraries:
 
 _LIKELY = re.compile(r"/lib(cuda|cudart|nccl|cublas|torch|nvToolsExt|nvtx)[^/]*$")
 """Names of files that are read first."""
-_Hooks = tuple[tuple[str, ...], dict[str, int], int]
+_Hooks = tuple[tuple[str, ...], dict[str, int], int, dict[str, Place]]
 _MAX_FILES = 10_000
 """Files remembered: every library of every traced process, many times over."""
 _hooks_by_file: OrderedDict[Lasting, _Hooks] = OrderedDict()
-_NO_HOOKS: _Hooks = ((), {}, 0)
-_REFUSED: _Hooks = ((), {}, -1)
+_NO_HOOKS: _Hooks = ((), {}, 0, {})
+_REFUSED: _Hooks = ((), {}, -1, {})
 """Of a file that is no library's size, or damaged."""
 
 
@@ -818,7 +820,8 @@ def _read_hooks(file: File, path: str, owner: str) -> _Hooks:
         return _NO_HOOKS
     layers = {_LAYERS[role] for role in roles}
     wanted = (call.symbol for call in calls.CALLS if call.layer in layers)
-    return roles, {name: functions.offsets[name] for name in wanted if name in functions.offsets}, functions.text_bytes
+    offsets = {name: functions.offsets[name] for name in wanted if name in functions.offsets}
+    return roles, offsets, functions.text_bytes, {name: functions.places[name] for name in offsets}
 
 
 def processes() -> Iterator[int]:
