@@ -68,11 +68,12 @@ def distrust(status: os.stat_result, owners: tuple[int, ...] = (), *, root_group
     return ""
 
 
-def _written_by_others(status: os.stat_result, *, root_group: bool) -> bool:
-    return bool(status.st_mode & (0o002 if root_group and status.st_gid == 0 else 0o022))
+def _written_by_others(status: os.stat_result, *, root_group: bool, own_group: bool = False) -> bool:
+    trusted = (root_group and status.st_gid == 0) or (own_group and status.st_gid == status.st_uid)
+    return bool(status.st_mode & (0o002 if trusted else 0o022))
 
 
-def is_safe_part(status: os.stat_result, owners: tuple[int, ...], *, last: bool) -> bool:
+def is_safe_part(status: os.stat_result, owners: tuple[int, ...], *, last: bool, own_group: bool = False) -> bool:
     """Whether nobody but these owners may change what follows a part of a path (``changeable``). Names no user, which
     would mean to look for who that is.
 
@@ -80,12 +81,13 @@ def is_safe_part(status: os.stat_result, owners: tuple[int, ...], *, last: bool)
         status: Of the part itself: of a link, not of what it leads to.
         owners: Who may own it.
         last: Whether nothing follows it: a sticky folder protects what lies in it only.
+        own_group: Whether the group with the owner's number may write, too: distributions give each user one.
     """
     if stat.S_ISLNK(status.st_mode):
         return status.st_uid in owners
     if not last and status.st_uid == 0 and status.st_mode & stat.S_ISVTX:
         return True
-    return status.st_uid in owners and not _written_by_others(status, root_group=True)
+    return status.st_uid in owners and not _written_by_others(status, root_group=True, own_group=own_group)
 
 
 def owner(uid: int) -> str:

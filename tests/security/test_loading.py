@@ -77,6 +77,14 @@ def _writable(lib: Path, top: Path) -> Path:
 
 def _in_group_s_folder(lib: Path, top: Path) -> Path:
     file = place(lib / NAME, VICTIM, top)
+    os.chown(lib, VICTIM, NOBODY)
+    lib.chmod(0o775)
+    return file
+
+
+def _in_folder_of_own_group(lib: Path, top: Path) -> Path:
+    """As a umask of 002 leaves it, where each user has a group."""
+    file = place(lib / NAME, VICTIM, top)
     lib.chmod(0o775)
     return file
 
@@ -97,6 +105,7 @@ def _behind_a_link_of_attacker(lib: Path, top: Path) -> Path:
         (_of_attacker, False),
         (_writable, False),
         (_in_group_s_folder, False),
+        (_in_folder_of_own_group, True),
         (_behind_a_link_of_attacker, False),
     ],
 )

@@ -218,7 +218,7 @@ def check_unchangeable(pid: int, root: int, path: str) -> None:
     def check(part: str, fd: int, status: os.stat_result) -> None:
         nonlocal device
         _refuse_magic(part, fd, status)
-        safe = files.is_safe_part(status, owners, last=not stat.S_ISDIR(status.st_mode))
+        safe = files.is_safe_part(status, owners, last=not stat.S_ISDIR(status.st_mode), own_group=True)
         if status.st_dev != device:
             # A file system in user space says of its files what its owner likes, also whose they are.
             safe = safe and (_file_system(fd) != _FUSE or _mounted_by(pid, fd) in owners)
