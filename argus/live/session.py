@@ -105,6 +105,7 @@ class Session:
         bulkheads: What failed alone.
         children: Whether forks of the targets are followed.
         look_ups: Time of the loop for names of each owner's processes.
+        several: Whether jobs of several owners run.
     """
 
     def __init__(self, options: Options, writer: Writer) -> None:
@@ -124,6 +125,7 @@ class Session:
         self._probes: Probes | None = None
         self._roster: Processes | None = None
         self._version = time.time_ns()
+        self.several = False
         self.look_ups = Turns(OF_LOOP, SAVED_S, time.monotonic)
         self._hung: set[tuple[object, ...]] = set()
 
@@ -176,6 +178,7 @@ class Session:
     def fill_look_ups(self, now: float) -> None:
         """Gives each owner its part of the time for look-ups, ``time.monotonic()``."""
         jobs = {job.owner for job in self.jobs if not job.over_since}
+        self.several = len(jobs) > 1
         candidates = [] if self._roster is None else self._roster.candidates()
         self.look_ups.fill({UNKNOWN, *jobs, *(target.identity.owner for target in candidates)}, now)
 

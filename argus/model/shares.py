@@ -20,19 +20,17 @@ class Shares:
 
     def __init__(self) -> None:
         self._held: Tally[Owner] = Tally()
-        self._first: Owner | None = None
-        self._several = False
-        """Whether there has been more than one owner."""
 
-    def fits(self, owner: Owner, used: float) -> bool:
+    def fits(self, owner: Owner, used: float, *, several: bool) -> bool:
         """Whether an owner may take more.
 
         Args:
             owner: Who.
             used: Part of the room that is taken, 0 to 1.
+            several: Whether there are others, though they may hold nothing now.
         """
         total = self._held.total()
-        if not self._several or not total:
+        if not total or not (several or len(self._held) > 1):
             return True
         free = max(1.0 - used, 0.0)
         of_user = sum(held for (user, _), held in self._held.items() if user == owner[0])
@@ -40,8 +38,6 @@ class Shares:
 
     def add(self, owner: Owner, number: int) -> None:
         """An owner holds so much more of the room."""
-        self._several |= owner != (self._first or owner)
-        self._first = self._first or owner
         self._held[owner] += number
 
     def remove(self, numbers: Mapping[Owner, int]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import named
@@ -37,6 +38,8 @@ _NO_TRACE = frozenset({
     "raw_requests", "step_shifts",
 })  # fmt: skip
 """Tables that no trace or import into a spool writes: what Argus concluded, and what it has of nodes."""
+_OF_ALL_HOSTS = frozenset({"dumped_calls", "dumped_groups", "parallel_layout"})
+"""Tables of no host that say something of all: for runs alone that the spool began."""
 _OURS = {"ranks": ("uid", "container")}
 """Columns whose content Argus alone vouches for, by table, besides when a row was stored: whose a run is decides what
 it is compared with."""
@@ -69,20 +72,21 @@ def check_target(store: Store) -> None:
 
 class _Author:
     """What a spool may bring whose author is not trusted: rows of traces and imports, of what hosts did in runs of
-    which the store had nothing before this spool was first loaded. So each node of a run may bring its own. Rows of no
-    host (names of kernels, communicators, stacks) go with them.
+    which the store had nothing before this spool was first loaded, and of ranks that no other host has. So each node
+    of a run may bring its own. Rows of no host (names of kernels, communicators, stacks) go with them.
 
     Args:
-        folder: The spool. Its journal tells which runs it has brought before.
+        folder: The spool. Its journal tells what it has brought before.
         store: Where to.
         identity: Of the store.
-        brought: Those runs, as ``_run_line`` has them.
+        brought: Lines of the journal: ``_line`` of each host in a run, of each run, and of each that it began.
     """
 
     def __init__(self, folder: Path, store: Store, identity: str, brought: set[str]) -> None:
         self._folder, self._store, self._identity, self._brought = folder, store, identity, brought
         self._refused: set[tuple[str, int, str]] = set()
         self._open: dict[tuple[str, int], bool] = {}
+        self._ranks_of_others: dict[tuple[str, int], set[int]] = {}
 
     @property
     def goes_on(self) -> bool:
@@ -95,25 +99,31 @@ class _Author:
         Raises:
             ArgusError: It is not the author's to bring.
         """
-        if batch.table in _NO_TRACE or not {"job", "run"} <= set(batch.rows.column_names):
+        columns = table_columns()[batch.table]
+        if batch.table in _NO_TRACE or not {"job", "run"} <= columns.keys():
             raise _not_trusted(f"{file.name} is for {batch.table}, which no trace writes to a spool")
-        of = ["job", "run", "host"]
-        for one in (
-            batch.rows.select(of).group_by(of).aggregate([]).to_pylist() if "host" in batch.rows.column_names else ()
-        ):
-            job, run, host = str(one["job"]), int(one["run"]), str(one["host"])
-            if not self._is_own(job, run, host):
-                where = f"run {run} of job '{named(job)}' on host {named(host)}"
+        of = [name for name in ("job", "run", "host") if name in columns]
+        there = set(batch.rows.column_names)
+        if not there.issuperset(of) or any(batch.rows.column(name).null_count for name in of):
+            raise _not_trusted(f"{file.name} does not say whose its rows are")
+        for one in batch.rows.select(of).group_by(of).aggregate([]).to_pylist():
+            job, run, host = str(one["job"]), int(one["run"]), str(one.get("host", ""))
+            where = f"run {run} of job '{named(job)}'" + (f" on host {named(host)}" if "host" in of else "")
+            own = self._is_own(job, run, host) if "host" in of else self._may_add(job, run, batch.table)
+            if not own:
                 raise _not_trusted(f"{file.name} has rows of {where}, which are there")
-        if batch.table == "jobs" and "ended" in batch.rows.column_names:
+            if {"rank", "host"} <= there:
+                ranks = batch.rows.filter((pc.field("job") == one["job"]) & (pc.field("run") == one["run"]))["rank"]
+                if self._others_ranks(job, run) & set(ranks.unique().to_pylist()):
+                    raise _not_trusted(f"{file.name} has ranks of {where} that another host has")
+        if batch.table == "jobs" and "ended" in there:
             for one in batch.rows.select(["job", "run", "ended"]).to_pylist():
                 self._open[str(one["job"]), int(one["run"])] = one["ended"] is None
         left_out = {"stored", *_OURS.get(batch.table, ())}
         return batch.rows.select([name for name in batch.rows.column_names if name not in left_out])
 
     def _is_own(self, job: str, run: int, host: str) -> bool:
-        line = _run_line(job, run, host)
-        if line in self._brought:
+        if _line(job, run, host) in self._brought:
             self._open.setdefault((job, run), True)
             return True
         if (job, run, host) in self._refused:
@@ -121,24 +131,55 @@ class _Author:
         if _has_rows(self._store, job, run, host):
             self._refused.add((job, run, host))
             return False
-        # Before its first row is there: a load that is killed goes on later.
-        _note(self._folder, self._identity, line)
-        self._brought.add(line)
+        self._begins(job, run)
+        self._note(_line(job, run), _line(job, run, host))
         self._open[job, run] = True
         return True
 
+    def _may_add(self, job: str, run: int, table: str) -> bool:
+        """Whether it may bring rows of no host."""
+        begun = self._begins(job, run)
+        return begun or (table not in _OF_ALL_HOSTS and _line(job, run) in self._brought)
 
-def _run_line(job: str, run: int, host: str) -> str:
-    """How the journal names a host's part of a run. No token has a space in it."""
-    return f"run {hashlib.sha256(repr((run, job, host)).encode(errors='replace')).hexdigest()}"
+    def _begins(self, job: str, run: int) -> bool:
+        """Whether the store had nothing of a run before this spool."""
+        line = _line(job, run, begun=True)
+        if line not in self._brought and _line(job, run) not in self._brought and not _has_rows(self._store, job, run):
+            self._note(line, _line(job, run))
+        return line in self._brought
+
+    def _note(self, *lines: str) -> None:
+        """Before the first row is there: a load that is killed goes on later."""
+        for line in lines:
+            if line not in self._brought:
+                _note(self._folder, self._identity, line)
+                self._brought.add(line)
+
+    def _others_ranks(self, job: str, run: int) -> set[int]:
+        """Ranks of a run on hosts that this spool has not brought."""
+        if (job, run) not in self._ranks_of_others:
+            text = "SELECT DISTINCT rank, host FROM ranks WHERE job = {job:String} AND run = {run:UInt32}"
+            rows = query_columns(self._store, text, {"job": job, "run": run})
+            both = zip(rows["rank"].tolist(), rows["host"].tolist(), strict=True)
+            others = {int(rank) for rank, host in both if _line(job, run, str(host)) not in self._brought}
+            self._ranks_of_others[job, run] = others
+        return self._ranks_of_others[job, run]
 
 
-def _has_rows(store: Store, job: str, run: int, host: str) -> bool:
-    """Whether any table has rows of a host in a run."""
-    tables = [name for name, columns in table_columns().items() if {"job", "run", "host"} <= columns.keys()]
-    where = "WHERE job = {job:String} AND run = {run:UInt32} AND host = {host:String} LIMIT 1"
-    each = " UNION ALL ".join(f"(SELECT 1 AS n FROM `{name}` {where})" for name in tables)
-    return bool(len(query_columns(store, each, {"job": job, "run": run, "host": host})["n"]))
+def _line(job: str, run: int, host: str | None = None, *, begun: bool = False) -> str:
+    """How the journal names a host's part of a run, a run of which something was brought, or one that was begun. No
+    token has a space in it."""
+    return f"run {hashlib.sha256(repr((run, job, host, begun)).encode(errors='replace')).hexdigest()}"
+
+
+def _has_rows(store: Store, job: str, run: int, host: str | None = None) -> bool:
+    """Whether any table has rows of a run, or of a host in it."""
+    of, where = {"job", "run"}, "job = {job:String} AND run = {run:UInt32}"
+    if host is not None:
+        of, where = of | {"host"}, f"{where} AND host = {{host:String}}"
+    tables = [name for name, columns in table_columns().items() if of <= columns.keys()]
+    each = " UNION ALL ".join(f"(SELECT 1 AS n FROM `{name}` WHERE {where} LIMIT 1)" for name in tables)
+    return bool(len(query_columns(store, each, {"job": job, "run": run, "host": host or ""})["n"]))
 
 
 def _not_trusted(reason: str) -> ArgusError:

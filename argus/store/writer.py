@@ -59,8 +59,11 @@ REFERS = {
 """Tables whose rows say nothing without those of others, which are sent before them: a kill must not come between."""
 PATHS_IN = ("ranks", "stacks", "features")
 """Tables whose texts hold paths of the traced processes."""
-NEVER_REFUSED = ("jobs", "ranks", "coverage", "features", "signal_coverage")
-"""Tables without which rows of others say little: few rows, and of what Argus itself did."""
+NEVER_REFUSED = (
+    *("jobs", "ranks", "coverage", "features", "signal_coverage", "environments"),
+    *("kernel_groups", "kernel_templates", "communicators"),
+)
+"""Tables without which rows of others say little, and whose rows come once: few, of a bounded number."""
 FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
 """The tables whose rows go first, in this order: by far the most, and the least of a loss each."""
 
@@ -113,7 +116,13 @@ class Report:
 
 
 class JobOwners(Protocol):
-    """Knows whose jobs are, by their names and runs."""
+    """Knows whose jobs are, by their names and runs.
+
+    Attributes:
+        several: Whether processes of several owners are traced.
+    """
+
+    several: bool
 
     def owner_of(self, job: str, run: int) -> Owner | None:
         """None: not known."""
@@ -263,7 +272,7 @@ class Writer:
             else:
                 job, run = converted.column("job")[0].as_py(), converted.column("run")[0].as_py()
                 owner = self.owners.owner_of(job, run)
-                if owner is not None and not self._shares.fits(owner, self._used()):
+                if owner is not None and not self._shares.fits(owner, self._used(), several=self.owners.several):
                     self.owners.count_refused(job, run, count)
                     return 0
             if owner is not None:
@@ -474,7 +483,9 @@ class Writer:
         now = time.monotonic()
         if now >= self._on_disk_due:
             self._on_disk, self._on_disk_due = sum(batch.file_bytes for batch in self._outbox), now + 1.0
-        return max(in_memory, (self._on_disk + self._others_on_disk) / self.place.max_bytes)
+        # What others have left there is nobody's share of it: there is less room.
+        room = max(self.place.max_bytes - self._others_on_disk, 1)
+        return max(in_memory, min(self._on_disk / room, 1.0))
 
     def _drop(self, batch: _Batch) -> None:
         self._remove(batch)

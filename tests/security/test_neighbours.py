@@ -1180,6 +1180,10 @@ def test_names_of_an_owner_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch)
     greedy, modest = of.session.jobs
     assert of.session.losses.of(greedy)["look_ups_over_share"] == refused
     assert of.session.losses.of(modest)["look_ups_over_share"] == 0
+    of.now += 60
+    of.session.fill_look_ups(of.now)
+    last = 39 * 1000 + 299
+    assert of.launch(7, last) == [f"kernel_{last}"], "there is time for it now"
 
 
 def test_names_of_who_is_alone_are_all_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,8 +163,10 @@ _open: weakref.WeakValueDictionary[Key, File] = weakref.WeakValueDictionary()
 
 
 def owner_text(pid: int) -> str:
-    """The user and the container of a process."""
-    return str(progress.owner if progress.process == pid else owner_of(pid))
+    """The user and the container of a process. Jobs of Slurm are one: they have the host's mounts, and their user's
+    files."""
+    user, container = progress.owner if progress.process == pid else owner_of(pid)
+    return str((user, "" if container.startswith("slurm ") else container))
 
 
 def lasting(key: Key, owner: str) -> Lasting:

@@ -266,12 +266,12 @@ class KernelNames:
             if len(book) > KEPT_HANDLES // 2:
                 book[handle] = book.pop(handle)
             return remembered
-        name = None
-        if self._look_ups.may_look_up(pid):
-            with self._look_ups.looking_up(pid):
-                name = None if remembered is None else self._read(pid, remembered)
-                if name is None and layer is calls.Layer.RUNTIME:
-                    name = self._symbol(pid, handle)
+        if not self._look_ups.may_look_up(pid):
+            return f"kernel@{handle:#x}"  # there may be time for it later
+        with self._look_ups.looking_up(pid):
+            name = None if remembered is None else self._read(pid, remembered)
+            if name is None and layer is calls.Layer.RUNTIME:
+                name = self._symbol(pid, handle)
         if name is None:
             self.unresolved += 1
             name = f"kernel@{handle:#x}"

@@ -106,8 +106,11 @@ class Turns:
         owners = {self._owner(each) for each in self._runs} | {owner}
         parts = len({user for user, _ in owners}) * sum(user == owner[0] for user, _ in owners)
         self._free[owner] = max(self._free.get(owner, begun), begun) + parts * costs
-        self._failures[run] = self._failures[run] + 1 if failed and ended - begun >= SLOW_S else 0
-        self._next[run] = begun + pause_s * 2.0 ** min(self._failures[run], MOST_FAILURES)
+        if failed and ended - begun >= SLOW_S:
+            self._failures[run] += 1
+        elif not failed and ended - begun < self.limit_s(run) / 2:  # else the next one may take as long as this one
+            self._failures[run] = max(min(self._failures[run], MOST_FAILURES) - 1, 0)
+        self._next[run] = begun + pause_s * 2.0 ** (min(self._failures[run], MOST_FAILURES) if failed else 0)
         self._due[run] = math.inf if failed else ended + due_s
         self._last[run] = self._served[owner] = self._served[owner[0]] = begun
 

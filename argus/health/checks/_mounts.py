@@ -29,7 +29,7 @@ def mounts(look: Look) -> list[Mount]:
     by_place = {}
     for line in look.read(f"proc/{'self' if look.root == Path('/') else 1}/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
-        words, behind = left.split(), right.split()
+        words, behind = left.split(), right.split(" ")  # a source may be empty
         if behind[0].startswith("fuse") and re.search(r"(?:^|,)user_id=0*[1-9]", behind[2]):
             continue  # what it answers is up to that user: it is no disk of the node
         path = unescaped(words[4])

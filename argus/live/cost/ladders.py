@@ -16,6 +16,8 @@ from argus.model.losses import Owner
 OF_OWNERS = frozenset({Rung.FOLLOW_WAITS, Rung.GPU_ALWAYS, Rung.GPU_QUARTER})
 """Rungs that are taken for one owner."""
 EVERYBODYS = frozenset(Rung) - OF_OWNERS
+NOTICEABLE = 0.2
+"""Of the budget: what costs less is not worth giving up, and whom it costs less has no say in what others give up."""
 KEPT_OWNERS = 256
 """Owners without processes for whom it is kept in mind what was given up: their job may start again."""
 Shares = Mapping[Part, float]
@@ -96,16 +98,30 @@ class Ladders:
                 changes.append(OwnChange(owner, change))
         if not shares:
             return changes
-        agreed = 2 * len(wanted) > len(shares)
-        change = self._shared.next_change(middle(shares), now, set(wanted.values()) if agreed else ())
+        agreed = 2 * len(wanted) > len(self._concerned(shares))
+        change = self._shared.next_change(self.middle(shares), now, set(wanted.values()) if agreed else ())
         if change is not None:
             changes.append(OwnChange(None, change))
         for owner in wanted:
             if agreed:
                 self._of[owner].was_heard()
-            elif (own := self._of[owner].next_change(shares[owner], now, set(able[owner]) - EVERYBODYS)) is not None:
+                continue
+            least = NOTICEABLE * self._shared.budget
+            worth = {rung for rung in able[owner] if rung in OF_OWNERS and shares[owner].get(rung.part, 0.0) > least}
+            if (own := self._of[owner].next_change(shares[owner], now, worth)) is not None:
                 changes.append(OwnChange(owner, own))
         return changes
+
+    def _concerned(self, shares: Mapping[Owner, Shares]) -> list[Shares]:
+        """Those of owners whom observing costs something; of all, if there are none."""
+        least = NOTICEABLE * self._shared.budget
+        return [each for each in shares.values() if sum(each.values()) > least] or list(shares.values())
+
+    def middle(self, shares: Mapping[Owner, Shares]) -> Shares:
+        """Those of the owner in the middle, by what observing costs in all, of those whom it costs something; of two
+        the lower ones."""
+        in_order = sorted(self._concerned(shares), key=lambda each: sum(each.values()))
+        return in_order[(len(in_order) - 1) // 2]
 
     def _forget(self, shares: Mapping[Owner, Shares]) -> list[OwnChange]:
         """Forgets owners that have no processes, and takes back what was given up for some that left long ago."""
@@ -117,9 +133,3 @@ class Ladders:
                 changes += [OwnChange(owner, Change(rung, False, 0.0, 0.0)) for rung in reversed(taken)]
                 del self._of[owner]
         return changes
-
-
-def middle(shares: Mapping[Owner, Shares]) -> Shares:
-    """Those of the owner in the middle, by what observing costs in all; of two the lower ones."""
-    in_order = sorted(shares.values(), key=lambda each: sum(each.values()))
-    return in_order[(len(in_order) - 1) // 2]

@@ -18,7 +18,7 @@ from argus.capture.attachment import Subject, subject_of
 from argus.capture.process.targets import cpu_ns, queued_ns
 from argus.capture.sampler import run_time_statistics
 from argus.live.cost.governor import OF_PROBES, Change, Governor, Part, Reading, Rung
-from argus.live.cost.ladders import Ladders, OwnChange, middle
+from argus.live.cost.ladders import Ladders, OwnChange
 from argus.model import calls
 from argus.model.losses import Owner
 from argus.model.units import seconds
@@ -227,7 +227,7 @@ class Overhead:
         self.share = sum(shares.values())
         self._window = window
         of_owners = self.ladders.split(window, times, spent or {})
-        self._others = sum(share for part, share in middle(of_owners).items() if part not in OF_PROBES)
+        self._others = sum(share for part, share in self.ladders.middle(of_owners).items() if part not in OF_PROBES)
         changes = self.ladders.look(of_owners, now, able)
         self.changes += len(changes)
         return changes

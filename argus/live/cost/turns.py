@@ -37,6 +37,8 @@ class Turns:
         self._of_loop, self._saved_s = of_loop, saved_s
         self._clock = clock or (lambda: time.thread_time())
         self._left_s: dict[Owner, float] = {}
+        self._owed: dict[Owner, float] = {}
+        """Of owners that left in debt: what their accounts held then."""
         self._filled = 0.0
 
     def fill(self, owners: AbstractSet[Owner], now: float) -> None:
@@ -48,7 +50,8 @@ class Turns:
             now: ``time.monotonic()``.
         """
         share_s, self._filled = self._of_loop * max(now - self._filled, 0.0), now
-        self._left_s = {owner: self._left_s.get(owner, self._saved_s) for owner in owners}
+        self._keep_debts(owners, share_s)
+        self._left_s = {owner: self._left_s.get(owner, self._owed.pop(owner, self._saved_s)) for owner in owners}
         containers = Tally(user for user, _ in owners)
         weights = {owner: min(1.0, CONTAINERS / containers[owner[0]]) for owner in owners}
         for _ in range(_ROUNDS):
@@ -61,9 +64,15 @@ class Turns:
                 self._left_s[owner] += given_s
                 share_s -= given_s
 
+    def _keep_debts(self, owners: AbstractSet[Owner], share_s: float) -> None:
+        """Who leaves and comes back has paid no more than it would have."""
+        each_s = share_s / max(len(owners), 1)
+        gone = self._owed | {owner: left_s for owner, left_s in self._left_s.items() if owner not in owners}
+        self._owed = {owner: left_s + each_s for owner, left_s in gone.items() if left_s + each_s < 0}
+
     def may(self, owner: Owner) -> bool:
         """Whether something may be done for an owner's processes now: always, if there is no other owner."""
-        return len(self._left_s.keys() - {UNKNOWN}) < 2 or self._left_s.get(owner, 0.0) > 0
+        return len(self._left_s.keys() - {UNKNOWN}) < 2 or self._left_s.get(owner, self._saved_s) > 0
 
     @contextmanager
     def spending(self, owner: Owner) -> Iterator[None]:
@@ -76,5 +85,4 @@ class Turns:
 
     def spend(self, owner: Owner, seconds: float) -> None:
         """Takes off what was spent, s."""
-        if owner in self._left_s:
-            self._left_s[owner] -= seconds
+        self._left_s[owner] = self._left_s.get(owner, self._saved_s) - seconds

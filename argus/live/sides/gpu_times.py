@@ -374,6 +374,7 @@ class GpuSide(Side):
         self._failed += failures([each for each in self._processes if each.over and each.job is job])
         self._processes = [each for each in self._processes if not each.over or each.job is not job]
         self._duties.forget({each.owner for each in self._processes})
+        share_room(self._processes)
 
     def _end(self, process: GpuProcess) -> None:
         """Stores the last windows and lets go."""

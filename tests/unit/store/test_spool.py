@@ -259,12 +259,41 @@ def test_a_spool_brings_no_rows_of_runs_that_are_there(folder: Path, store: Stor
     assert load(folder, store).files == 1
 
 
+def test_a_spool_says_whose_all_its_rows_are(folder: Path, store: Store) -> None:
+    folder.mkdir(mode=0o700)
+    whole = rows_of("iterations")
+    for place, batch in enumerate((whole.drop_columns(["host"]), whole.drop_columns(["run"])), 1):
+        spool.write(folder, "iterations", f"t/{place}", batch)
+    found = load(folder, store, trusted=False)
+    assert (found.files, count(store, "iterations")) == (0, 0)
+    assert all("does not say whose its rows are" in line for line in found.trouble)
+    assert len(found.trouble) == 2
+
+
+def test_a_spool_brings_no_ranks_of_another_host_and_nothing_of_all_hosts(folder: Path, store: Store) -> None:
+    with Writer(store, source="theirs") as writer:
+        writer.append("ranks", rows_of("ranks", "llama", 7, host=["node-1"], rank=[3]))
+        assert writer.flush(), writer.last_error
+    folder.mkdir(mode=0o700)
+    spool.write(folder, "kernel_groups", "t/1", rows_of("kernel_groups", "llama", 7))
+    spool.write(folder, "ranks", "t/2", rows_of("ranks", "llama", 7, host=["other"], rank=[3]))
+    spool.write(folder, "ranks", "t/3", rows_of("ranks", "llama", 7, host=["other"], rank=[4]))
+    spool.write(folder, "dumped_calls", "t/4", rows_of("dumped_calls", "llama", 7))
+    spool.write(folder, "communicators", "t/5", rows_of("communicators", "llama", 7))
+    found = load(folder, store, trusted=False)
+    assert found.rows == {"ranks": 1, "communicators": 1}
+    first, second, third = found.trouble
+    assert "000001-kernel_groups.arrow has rows of run 7 of job 'llama', which are there" in first
+    assert "000002-ranks.arrow has ranks of run 7 of job 'llama' on host other that another host has" in second
+    assert "000004-dumped_calls.arrow has rows of run 7 of job 'llama', which are there" in third
+
+
 def test_each_node_of_a_run_brings_its_own(folder: Path, tmp_path: Path, store: Store) -> None:
     for number, host in enumerate(("node-1", "node-2")):
         of_node = folder if not number else tmp_path / "second"
         of_node.mkdir(mode=0o700)
-        spool.write(of_node, "kernel_groups", f"t{number}/1", rows_of("kernel_groups", "llama", 7))
-        spool.write(of_node, "ranks", f"t{number}/2", rows_of("ranks", "llama", 7, host=[host], rank=[number]))
+        spool.write(of_node, "ranks", f"t{number}/1", rows_of("ranks", "llama", 7, host=[host], rank=[number]))
+        spool.write(of_node, "kernel_groups", f"t{number}/2", rows_of("kernel_groups", "llama", 7))
         found = load(of_node, store, trusted=False)
         assert (found.files, found.trouble) == (2, [])
     assert query_columns(store, "SELECT host FROM ranks ORDER BY rank")["host"].tolist() == ["node-1", "node-2"]

@@ -457,6 +457,7 @@ class Owners:
     """Jobs "mine" and "j": of two users."""
 
     refused = 0
+    several = True
 
     def owner_of(self, job: str, run: int) -> Owner | None:
         return {"j": (1001, ""), "mine": (1002, "")}.get(job)
@@ -491,3 +492,16 @@ def test_an_owner_s_rows_do_not_fill_the_room_of_others(tmp_path: Path, clock: C
         "launches": 205_000 - owners.refused, "jobs": 1,
     }  # fmt: skip
     assert not writer._shares._held
+
+
+def test_what_others_left_on_disk_is_nobody_s_share(tmp_path: Path, clock: Clock) -> None:
+    size = to_arrow("launches", launches(1000)).nbytes
+    place = spill.Place(tmp_path / "spill", size * 20)
+    writer = Writer(open_store("clickhouse://127.0.0.1:1/argus"), source="test", max_bytes=size * 20, place=place)
+    writer.owners = owners = Owners()
+    writer._others_on_disk = size * 19
+    for k in range(5):
+        assert writer.append("launches", launches(1000, k * 1000)) == 1000
+        clock.now += 2
+    assert owners.refused == 0
+    writer.close(timeout_s=0)

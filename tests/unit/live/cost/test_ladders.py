@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from argus.live.cost.governor import LADDERS, PATIENCE, RETURN_S, Governor, Part, Reading, Rung
-from argus.live.cost.ladders import EVERYBODYS, KEPT_OWNERS, OF_OWNERS, Ladders, middle
+from argus.live.cost.ladders import EVERYBODYS, KEPT_OWNERS, OF_OWNERS, Ladders
 from argus.model.losses import Owner
 
 WINDOW_S = 2.0
@@ -76,6 +76,14 @@ def test_who_is_not_most_has_its_own_given_up() -> None:
     assert [rung for _, rung in trace.go(6)] == [
         "-following waits", "-GPU times for all of the time", "-GPU times for a quarter of the time",
     ]  # fmt: skip
+    trace = Trace(a={Part.STACKS: 0.05, Part.OFF_CPU: 0.001, Part.GPU: 0.001}, b=LITTLE)
+    assert not trace.go(6), "it would bring nothing"
+
+
+def test_whom_observing_costs_nothing_has_no_say_in_the_rate() -> None:
+    heavy = {**LITTLE, Part.STACKS: 0.05}
+    trace = Trace(a=heavy, b=dict.fromkeys(LITTLE, 0.0))
+    assert trace.go(2 * PATIENCE)[:1] == [(None, "-sampling more often")]
 
 
 def test_one_owner_has_one_ladder_of_all() -> None:
@@ -99,7 +107,9 @@ def test_a_window_is_split_by_what_was_spent() -> None:
     assert shares[A] == pytest.approx({Part.GPU: 0.27, Part.OFF_CPU: 0.1, Part.CALLS: 0.0})
     assert shares[B] == pytest.approx({Part.GPU: 0.015, Part.OFF_CPU: 0.1, Part.CALLS: 0.05})
     assert ladders.split(window, {A: Reading(30 * S, 30 * S)}, {}) == {A: window.shares()}
-    assert middle(shares) == shares[B]
+    assert ladders.middle(shares) == shares[B]
+    assert ladders.middle(shares | {C: dict.fromkeys(LITTLE, 0.0)}) == shares[B], "whom it costs nothing has no say"
+    assert ladders.middle({C: {}}) == {}
 
 
 def test_owners_that_left_are_forgotten() -> None:

@@ -25,8 +25,8 @@ def test_time_is_shared_by_owners() -> None:
     assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.5, -0.5, SAVED_S - 1.75])
     turns.fill({a}, 12.6)
     assert turns.may(a), "alone"
-    turns.fill({a, b}, 12.7)
-    assert turns.may(b)
+    turns.fill({a, (1004, "")}, 12.7)
+    assert turns.may((1004, ""))
     assert not turns.may(a), "it had not become better"
 
 
@@ -53,4 +53,21 @@ def test_those_who_are_not_known_are_no_owner_beside_one() -> None:
     assert turns.may(UNKNOWN)
     turns.spend(UNKNOWN, 5.0)
     assert not turns.may(UNKNOWN)
-    assert not turns.may((1003, "")), "whose account is not open is not known"
+    assert turns.may((1003, "")), "it has just come"
+    turns.spend((1003, ""), 5.0)
+    assert not turns.may((1003, ""))
+
+
+def test_who_leaves_in_debt_and_comes_back_has_it_still() -> None:
+    turns = Turns(OF_LOOP, SAVED_S)
+    a, b, c = (1001, ""), (1002, ""), (1003, "")
+    turns.fill({a, b, c}, 10.0)
+    turns.spend(a, SAVED_S + 1.0)
+    turns.fill({b, c}, 10.4)
+    turns.fill({a, b, c}, 10.8)
+    assert not turns.may(a)
+    turns.fill({b, c}, 11.0)
+    turns.fill({b, c}, 20.0)
+    assert not turns._owed, "it would have been paid by now"
+    turns.fill({a, b, c}, 20.1)
+    assert turns.may(a)
