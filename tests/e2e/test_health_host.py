@@ -131,6 +131,7 @@ def test_what_a_user_mounts_is_no_disk_of_the_node(tmp_path: Path, name: str) ->
         f"{30 + number} 22 0:{40 + number} / /home/u{number} ro - {kind} /dev/sdz ro,user_id={uid},group_id=0\n"
         for number, (kind, uid) in enumerate((("fuse.glusterfs", 1000), ("fuse", 70), ("fuseblk", 5)))
     )
+    mounts += "39 22 0:49 / /home/u9 ro - fuse  ro,user_id=1000,group_id=0\n"  # of no name
     limits = {"types": ["fuse", "fuseblk"], "paths": ["/home/u1"]} if name == "disks_full" else {}
     theirs = look(tmp_path, name, GOOD | {"proc/1/mountinfo": GOOD["proc/1/mountinfo"] + mounts}, **limits)
     assert theirs.status == "ok", theirs
@@ -139,7 +140,7 @@ def test_what_a_user_mounts_is_no_disk_of_the_node(tmp_path: Path, name: str) ->
     assert not [one.path for one in _mounts.mounts(look_at) if one.path.startswith("/home")]
     node = Node(tmp_path)
     node.file("proc/1/mountinfo", mounts.replace("=1000", "=0"))
-    assert [one.path for one in _mounts.mounts(look_at)] == ["/home/u0"]
+    assert [one.path for one in _mounts.mounts(look_at)] == ["/home/u0", "/home/u9"]
 
 
 LOADS = {
