@@ -362,7 +362,8 @@ INLINE int may_have_more(struct argus_target *target, u32 what)
 	return 1;
 }
 
-/* Whether a process has its share of a map, or its owner. What it cannot keep then counts against it alone. */
+/* Whether a process has its share of a map, or its owner. What it cannot keep then counts against it alone. CPUs that look
+ * at once see the same that is spare: each may hold one more than was granted. */
 INLINE int has_its_share(struct argus_target *target, u32 what)
 {
 	s32 held = target->held[what];

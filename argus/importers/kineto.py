@@ -38,7 +38,6 @@ from argus.importers.recordings.recording import (
 )
 from argus.importers.recordings.steps import marks_from
 from argus.importers.regular import open_regular
-from argus.importers.rows import too_high
 from argus.model.calls import TORCH_DTYPE
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.ranks import HIGHEST_RANK
@@ -611,9 +610,7 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     distributed = head.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     rank, source = distributed.get("rank"), "trace"
-    if _is_whole(rank) and rank > HIGHEST_RANK:
-        raise too_high(str(path), rank)
-    if not _is_whole(rank) or rank < 0:
+    if not _is_whole(rank) or not 0 <= rank <= HIGHEST_RANK:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"

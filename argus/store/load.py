@@ -117,8 +117,9 @@ class _Author:
                 if self._others_ranks(job, run) & set(ranks.unique().to_pylist()):
                     raise _not_trusted(f"{file.name} has ranks of {where} that another host has")
         if batch.table == "jobs" and "ended" in there:
-            for one in batch.rows.select(["job", "run", "ended"]).to_pylist():
-                self._open[str(one["job"]), int(one["run"])] = one["ended"] is None
+            goes_on = batch.rows.column("ended").is_null().to_pylist()
+            for one, still in zip(batch.rows.select(["job", "run"]).to_pylist(), goes_on, strict=True):
+                self._open[str(one["job"]), int(one["run"])] = still
         left_out = {"stored", *_OURS.get(batch.table, ())}
         return batch.rows.select([name for name in batch.rows.column_names if name not in left_out])
 
