@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.test_observe import argus, records
 
+pytestmark = pytest.mark.alone  # CPU time of other tests may explain what varies, and the report says so
 PROGRAM = [sys.executable, "-S", "-E", str(Path(__file__).with_name("programs") / "observed" / "waits.py")]
 COLUMNS = ("wall", "on a CPU", "waiting for a CPU", "waiting for disks", "waiting for something else")
 
