@@ -59,10 +59,10 @@ REFERS = {
 """Tables whose rows say nothing without those of others, which are sent before them: a kill must not come between."""
 PATHS_IN = ("ranks", "stacks", "features")
 """Tables whose texts hold paths of the traced processes."""
-NEVER_REFUSED = (
-    *("jobs", "ranks", "coverage", "features", "signal_coverage", "environments"),
-    *("kernel_groups", "kernel_templates", "communicators"),
-)
+NEVER_REFUSED = frozenset({
+    "jobs", "ranks", "coverage", "features", "signal_coverage", "environments", "kernel_groups", "kernel_templates",
+    "communicators",
+})  # fmt: skip
 """Tables without which rows of others say little, and whose rows come once: few, of a bounded number."""
 FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
 """The tables whose rows go first, in this order: by far the most, and the least of a loss each."""

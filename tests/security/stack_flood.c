@@ -2,39 +2,40 @@
 
 #include <time.h>
 
-static void b(unsigned bits, int depth);
+#define STEP __attribute__((noinline)) static void
 
-__attribute__((noinline)) static void wait_here(void)
+STEP wait_here(void)
 {
 	struct timespec pause = {0, 200000};
 	nanosleep(&pause, 0);
 	__asm__ volatile("" ::: "memory");
 }
 
-__attribute__((noinline)) static void a(unsigned bits, int depth)
+static void go_on(unsigned bits, int depth);
+
+STEP a(unsigned bits, int depth)
 {
-	if (!depth)
-		wait_here();
-	else if (bits & 1)
-		a(bits >> 1, depth - 1);
-	else
-		b(bits >> 1, depth - 1);
+	go_on(bits, depth);
 	__asm__ volatile("" ::: "memory");
 }
 
-__attribute__((noinline)) static void b(unsigned bits, int depth)
+STEP b(unsigned bits, int depth)
+{
+	go_on(bits, depth);
+	__asm__ volatile("" ::: "memory");
+}
+
+STEP go_on(unsigned bits, int depth)
 {
 	if (!depth)
 		wait_here();
-	else if (bits & 1)
-		a(bits >> 1, depth - 1);
 	else
-		b(bits >> 1, depth - 1);
+		(bits & 1 ? a : b)(bits >> 1, depth - 1);
 	__asm__ volatile("" ::: "memory");
 }
 
 int main(void)
 {
 	for (unsigned number = 0;; number++)
-		a(number * 2654435761u, 24);
+		go_on(number * 2654435761u, 24);
 }

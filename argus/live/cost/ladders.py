@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from argus.live.cost.governor import Change, Governor, Part, Reading, Rung
 from argus.model.losses import Owner
 
-OF_OWNERS = frozenset({Rung.FOLLOW_WAITS, Rung.GPU_ALWAYS, Rung.GPU_QUARTER})
+OF_OWNERS = frozenset(rung for rung in Rung if rung.part in (Part.OFF_CPU, Part.GPU))
 """Rungs that are taken for one owner."""
 EVERYBODYS = frozenset(Rung) - OF_OWNERS
 NOTICEABLE = 0.2
