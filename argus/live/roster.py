@@ -6,35 +6,36 @@ workers inherit it and launchers import it. Until then it is a candidate: let th
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter as Tally
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from argus.capture.attachment import Attachment
 from argus.capture.process.follow import Family
 from argus.capture.process.names import KernelNames
 from argus.capture.process.targets import (
-    PROC,
+    Identity,
     Libraries,
     Target,
     find_libraries,
     identity_of,
     inspect,
     parent_of,
+    runs_as_another,
 )
 from argus.capture.python.interpreter import find_interpreter
 from argus.capture.reader import reader
+from argus.live.cost.admission import Admission
 from argus.live.job import Job, Member
 from argus.live.mapped_libraries import MappedLibraries
 from argus.live.probed_files import ProbedFiles
 from argus.live.session import Session
 from argus.live.side import Counters
 from argus.model.errors import ArgusError
-from argus.model.losses import EVERYBODY, Whom
-from argus.system.proc import owner_of, user_of
+from argus.model.losses import EVERYBODY, Owner, Whom
+from argus.system.proc import owner_of
 
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
@@ -66,6 +67,15 @@ class _Candidate:
     """When it is looked at again between the rounds."""
     parent: int = -1
     """Its parent, -1: to be looked up (``Roster._parent_of``)."""
+    owner: Owner | None = None
+    """Whose it was when it was looked at first."""
+
+    def owner_of(self, pid: int) -> Owner:
+        """Whose it is."""
+        if self.target is not None:
+            return self.target.identity.owner
+        self.owner = self.owner or owner_of(pid)
+        return self.owner
 
 
 class Roster:
@@ -75,6 +85,9 @@ class Roster:
         session: The trace: where processes are let through and files are probed.
         names: Forgets which processes go, and remembers which come.
         timed: Whether a process may have GPU times.
+
+    Attributes:
+        admission: Time for each owner's new processes.
     """
 
     def __init__(self, session: Session, names: KernelNames, *, timed: Callable[[int], bool] = lambda _: False) -> None:
@@ -91,6 +104,7 @@ class Roster:
         self.family = Family(session.probes, follow=self._follow)
         self.files = ProbedFiles(session, self.family, timed)
         self._libraries = MappedLibraries(session)
+        self.admission = Admission(session.losses)
         self._names = names
         self._job_name = session.options.job
         self._run = session.run
@@ -189,6 +203,8 @@ class Roster:
 
     def look_quickly(self, now: float) -> bool:
         """Looks at young candidates only. Cheap enough for 20 times a second. Whether something changed."""
+        owners = {candidate.owner for candidate in self._candidates.values() if candidate.owner is not None}
+        self.admission.fill(owners | {job.owner for job in self.jobs}, now)
         self._add_candidates(self.family.new(), now)
         return self._look_at_candidates(now) and self._attach(running=True)
 
@@ -227,15 +243,7 @@ class Roster:
         """Whether a rank runs as another user now, by executing a setuid program or of its own will. What it does is
         nobody's of its job then: it leaves the trace. Where children are followed it may come back as another job's."""
         job, member = self.by_pid[pid]
-        if member.state != "traced" or member.target.identity.uid < 0:
-            return False
-        try:
-            # Of a process that cannot be dumped the files of /proc are root's, whoever it runs as.
-            if os.stat(f"{PROC}/{pid}").st_uid == member.target.identity.uid:
-                return False
-        except OSError:
-            return False
-        if user_of(pid) in (-1, member.target.identity.uid):
+        if member.state != "traced" or not runs_as_another(member.target):
             return False
         self._session.losses.count("processes_changed_owner", Whom(job))
         self._session.note(f"process {pid} runs as another user now: it is no longer traced as rank {member.rank}")
@@ -295,6 +303,7 @@ class Roster:
             self._leaving.remove(pid)
             self.family.dismiss(pid)
             self._names.forget(pid)
+            self.admission.forget(pid)
             reader.shared.forget(pid)
             self._libraries.forget(pid)
             candidate = self._candidates.pop(pid, None)
@@ -359,20 +368,20 @@ class Roster:
         for pid in pids:
             if pid in self.by_pid or not self.family.includes(pid):
                 continue
-            candidate = self._candidates.get(pid)
-            target = candidate.target if candidate is not None else None
-            try:
-                found.append(target or _inspected(pid))
-            except (OSError, ArgusError):
-                continue  # it ended before anybody knew it: its records are counted as records_without_rank
+            caller = self._candidates.get(pid) or _Candidate(0.0)
+            owner = caller.owner_of(pid)
+            if not self.admission.may_join(pid, owner):
+                continue
+            with self.admission.joining(owner), suppress(OSError, ArgusError):
+                # One that ended before anybody knew it: its records are counted as records_without_rank.
+                found.append(caller.target or _inspected(pid))
         for target in sorted(found, key=_without_rank):
             pid = target.pid
             candidate = self._candidates.pop(pid, None)
-            job, member = self._adopt(target)
+            with self.admission.joining(target.identity.owner):
+                job, member = self._adopt(target)
             if candidate is None or not candidate.from_the_start or not target.on_gpu:
-                what = "a helper of rank" if member.helper else "rank"
-                where = "" if target.on_gpu else ", on CPUs"
-                self._session.note(f"following process {pid}, {what} {member.rank} of {job.name}{where}")
+                self._session.note(_following(job, member, on_gpu=target.on_gpu))
             changed = True
         if changed:
             self._attach(running=True)
@@ -396,25 +405,24 @@ class Roster:
             above = self._candidates.get(self._parent_of(pid))
             if above is not None and not above.no_rank:
                 continue  # its turn comes once it is known what its parent is
-            try:
-                target = candidate.target or inspect(pid, wait=False)
-                python = find_interpreter(pid) is not None
-            except (OSError, ArgusError):
-                continue
-            identity = target.identity
-            below = [identity_of(child) for child in children.get(pid, ()) if child in self._candidates]
-            starts_ranks = any(
-                one.rank >= 0 and (one.rank, one.launcher) != (identity.rank, identity.launcher) for one in below
-            )
-            if identity.rank < 0 or not python or starts_ranks:
-                candidate.target, candidate.no_rank = target, True
-                continue
-            del self._candidates[pid]
-            job, member = self._adopt(target)
-            what = "a helper of rank" if member.helper else "rank"
-            self._session.note(f"following process {pid}, {what} {member.rank} of {job.name}, on CPUs")
-            changed = True
+            owner = candidate.owner_of(pid)
+            if self.admission.may_join(pid, owner):
+                with self.admission.joining(owner), suppress(OSError, ArgusError):
+                    changed |= self._adopt_cpu_rank(pid, candidate, children.get(pid, ()))
         return changed
+
+    def _adopt_cpu_rank(self, pid: int, candidate: _Candidate, children: Sequence[int]) -> bool:
+        """Makes a rank of one of them, if it is one. Raises OSError, ArgusError: it cannot be looked at."""
+        target, python = candidate.target or inspect(pid, wait=False), find_interpreter(pid) is not None
+        identity = target.identity
+        below = [identity_of(child) for child in children if child in self._candidates]
+        if identity.rank < 0 or not python or any(_is_another_rank(child, identity) for child in below):
+            candidate.target, candidate.no_rank = target, True
+            return False
+        del self._candidates[pid]
+        job, member = self._adopt(target)
+        self._session.note(_following(job, member, on_gpu=False))
+        return True
 
     # ---- jobs and ranks
 
@@ -483,6 +491,7 @@ class Roster:
 
     def _open(self, name: str, run: int, target: Target) -> Job:
         job = Job(name, run, target.identity.lineage, target.identity.owner)
+        self.admission.begin_job(job.owner)
         self._current[name] = job
         self.jobs.append(job)
         return job
@@ -504,8 +513,10 @@ class Roster:
                 if now < candidate.due or now - candidate.since > YOUNG_S:
                     continue
                 candidate.due = now + (now - candidate.since) * QUICK_SHARE
-            with self._guard(pid):
-                changed |= self._look_at_candidate(pid, candidate, young=now - candidate.since <= YOUNG_S)
+            owner = candidate.owner_of(pid)
+            if self.admission.may_look(pid, owner):
+                with self._guard(pid), self.admission.looking(owner):
+                    changed |= self._look_at_candidate(pid, candidate, young=now - candidate.since <= YOUNG_S)
         return changed
 
     def _guard(self, pid: int) -> AbstractContextManager[None]:
@@ -572,6 +583,15 @@ class Roster:
 def _without_rank(target: Target) -> bool:
     """A key by which processes that a launcher numbered come first: a name that was given is theirs."""
     return target.identity.rank < 0
+
+
+def _is_another_rank(one: Identity, other: Identity) -> bool:
+    return one.rank >= 0 and (one.rank, one.launcher) != (other.rank, other.launcher)
+
+
+def _following(job: Job, member: Member, *, on_gpu: bool) -> str:
+    what = "a helper of rank" if member.helper else "rank"
+    return f"following process {member.target.pid}, {what} {member.rank} of {job.name}{'' if on_gpu else ', on CPUs'}"
 
 
 def _inspected(pid: int) -> Target:

@@ -14,6 +14,7 @@ from argus.capture.process.forks import wall_error_ns
 from argus.capture.reader import left_out
 from argus.live.bulkhead import Bulkheads
 from argus.live.clock import mono_offset_ns
+from argus.live.cost.admission import Admission
 from argus.live.cost.turns import Turns
 from argus.live.notes import Notes
 from argus.live.options import Options
@@ -51,9 +52,11 @@ class Processes(Protocol):
 
     Attributes:
         jobs: Every attempt of every job that is kept.
+        admission: Time for each owner's new processes.
         by_pid: Ranks and helpers, those included that ended and whose last records have not been read.
     """
 
+    admission: Admission
     jobs: list[Job]
     by_pid: dict[int, tuple[Job, Member]]
 

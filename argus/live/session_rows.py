@@ -195,21 +195,26 @@ class SessionRows:
         with session.bulkheads.part("coverage"):
             self.count_refused(over_share)
         for job in jobs:
-            own = {name: (value, True) for name, value in self._own_losses(job, sides).items()}
-            of_job = counters | own | self._of_members(job)
-            session.writer.append(
-                "coverage",
-                {
-                    "job": job.name,
-                    "run": job.run,
-                    "host": session.host,
-                    "counter": list(of_job),
-                    "value": np.array([value for value, _ in of_job.values()], np.uint64),
-                    "loss": np.array([loss for _, loss in of_job.values()], bool),
-                    "ts": np.full(len(of_job), (seen_ns or time.monotonic_ns()) + session.mono_offset_ns, np.int64),
-                    "version": session.next_version(),
-                },
-            )
+            with session.roster.admission.joining(job.owner):
+                self._write_coverage_of(job, counters, seen_ns, sides)
+
+    def _write_coverage_of(self, job: Job, counters: Counters, seen_ns: int, sides: Sequence[Side]) -> None:
+        session = self._session
+        own = {name: (value, True) for name, value in self._own_losses(job, sides).items()}
+        of_job = counters | own | self._of_members(job)
+        session.writer.append(
+            "coverage",
+            {
+                "job": job.name,
+                "run": job.run,
+                "host": session.host,
+                "counter": list(of_job),
+                "value": np.array([value for value, _ in of_job.values()], np.uint64),
+                "loss": np.array([loss for _, loss in of_job.values()], bool),
+                "ts": np.full(len(of_job), (seen_ns or time.monotonic_ns()) + session.mono_offset_ns, np.int64),
+                "version": session.next_version(),
+            },
+        )
 
     def _own_losses(self, job: Job, sides: Sequence[Side]) -> dict[str, int]:
         """Losses that processes cause, or jobs: what of them concerns this job."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from argus.live.cost.admission import Admission
 from argus.live.job import Job
 from argus.live.options import Options
 from argus.live.session import Session
@@ -46,5 +47,6 @@ def a_session(
         jobs=list(jobs), attached=[], by_pid={}, candidates=list, live=list, own_losses=lambda job: {}
     )
     roster.whom = lambda pid: Whom(roster.by_pid[pid][0]) if pid in roster.by_pid else EVERYBODY
+    roster.admission = Admission(session.losses)
     session.roster = roster
     return session

@@ -30,10 +30,11 @@ from argus.capture.probes import Probes
 from argus.capture.process.mapped import Allowance
 from argus.capture.process.names import KernelNames
 from argus.capture.process.pytorch import LAYOUTS
-from argus.capture.process.targets import Identity, Target, find_libraries
+from argus.capture.process.targets import Identity, Libraries, Target, find_libraries
 from argus.capture.sampler import StackProbes
 from argus.live import job as live_job
 from argus.live import session as live_session
+from argus.live.cost import admission
 from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
 from argus.live.options import Options
 from argus.live.preflight import own_library
@@ -1141,6 +1142,94 @@ def test_who_becomes_another_user_leaves_the_trace(store_url: str) -> None:
             while process.pid in tracer._roster.family and time.monotonic() < deadline:
                 tracer.poll()
             assert tracer.session.probes._target(process.pid) is None
+
+
+# ---- new processes
+
+
+class Starting:
+    """A roster beside which time goes on as much as each look at a process takes; callers are whoever it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.spent_s: Tally[int] = Tally()
+        self.owners: dict[int, tuple[int, str]] = {}
+        monkeypatch.setattr(live_session.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("argus.live.roster.owner_of", self.owners.__getitem__)
+        monkeypatch.setattr("argus.live.roster.inspect", self._inspect)
+        monkeypatch.setattr("argus.live.roster.find_libraries", lambda pid: Libraries())
+        self.session = a_session(run=1)
+        self.session.probes = SimpleNamespace(remove_target=lambda pid: None)
+        self.session.roster = self.roster = Roster(self.session, KernelNames())
+        monkeypatch.setattr(self.roster.family, "includes", lambda pid: True)
+        monkeypatch.setattr(self.roster, "_attach", lambda running: True)
+        monkeypatch.setattr(self.roster._libraries, "changed", self._changed)
+
+    def _take(self, pid: int) -> None:
+        self.now += 0.01
+        self.spent_s[self.owners[pid][0]] += 0.01  # type: ignore[assignment]
+
+    def _inspect(self, pid: int, *, wait: bool) -> Target:
+        self._take(pid)
+        identity = Identity(-1, 1, -1, f"job of {pid}", "", "", *self.owners[pid])
+        target: Any = SimpleNamespace(pid=pid, identity=identity, alive=lambda: True, close=lambda: None, on_gpu=False)
+        return target  # type: ignore[no-any-return]
+
+    def _changed(self, pid: int, *, hurry: bool) -> None:
+        self._take(pid)
+
+    def start(self, uid: int, *pids: int) -> set[int]:
+        self.owners.update(dict.fromkeys(pids, (uid, "")))
+        self.roster._add_candidates(list(pids), self.now)
+        return set(pids)
+
+    def not_taken_in(self, uid: int) -> int:
+        losses = self.session.losses.of(live_job.Job("", 1, "", (uid, "")))
+        return losses.get("processes_over_share", 0)
+
+    def turn(self, callers: set[int]) -> None:
+        self.roster.look_quickly(self.now)
+        self.roster.adopt_callers(callers)
+        self.now += 0.25
+
+
+def test_jobs_that_an_owner_starts_without_end_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Starting(monkeypatch)
+    begun, first = of.now, 1 << 22
+    for turn in range(100):
+        pids = range(first + 100 * turn, first + 100 * turn + 50)
+        modest = first + 100 * turn + 99
+        of.turn(of.start(NOBODY, *pids) | of.start(1000, modest))
+        assert modest in of.roster.by_pid, "others' ranks are ranks at once"
+    ranks = sum(member.target.identity.uid == NOBODY for _, member in of.roster.by_pid.values())
+    saved_s, passed_s = 2 * admission.SAVED_S, of.now - begun
+    assert of.spent_s[NOBODY] < saved_s + 2 * admission.OF_LOOP * passed_s + 0.1
+    assert 50 < ranks < (admission.SAVED_S + admission.OF_LOOP * passed_s) / admission.JOB_S
+    greedy = of.not_taken_in(NOBODY)
+    assert greedy >= 100 * 50 - ranks
+    assert of.not_taken_in(1000) == 0
+
+
+def test_who_starts_processes_without_end_has_its_ranks_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that make no call, such as a build's, are no ranks."""
+    of = Starting(monkeypatch)
+    first = 1 << 22
+    of.turn(of.start(1000, 1))
+    for turn in range(60):
+        of.start(NOBODY, *range(first + 100 * turn, first + 100 * turn + 50))
+        of.turn(set())
+    of.turn(of.start(NOBODY, 2))
+    assert of.not_taken_in(NOBODY) > 1000
+    assert 2 in of.roster.by_pid
+
+
+def test_who_is_alone_may_start_any_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Starting(monkeypatch)
+    first = 1 << 22
+    for turn in range(20):
+        of.turn(of.start(NOBODY, *range(first + 100 * turn, first + 100 * turn + 50)))
+    assert len(of.roster.by_pid) == 20 * 50
+    assert "processes_over_share" not in of.session.losses.totals
 
 
 # ---- names of processes

@@ -263,6 +263,19 @@ def open_target(pid: int, *, any_program: bool = False) -> Target:
     return target
 
 
+def runs_as_another(target: Target) -> bool:
+    """Whether a process runs as another user than it did when it was looked at first, if that is known."""
+    if target.identity.uid < 0:
+        return False
+    try:
+        # Of a process that cannot be dumped the files of /proc are root's, whoever it runs as.
+        if os.stat(f"{PROC}/{target.pid}").st_uid == target.identity.uid:
+            return False
+    except OSError:
+        return False
+    return user_of(target.pid) not in (-1, target.identity.uid)
+
+
 def identity_of(pid: int) -> Identity:
     """What a process's environment says it is; nothing where it may not be read, or the process has ended."""
     try:

@@ -6,6 +6,7 @@ processes is taken off. While an account is empty that is not done for them.
 * GPU records lie in memory of the process. They are left there: the helper runs out of buffers, and counts what it
   drops as losses of that process.
 * Names of kernels, ranges and stacks are read from the process, and demangled. They stay what they are: addresses.
+* Processes may be started without end, and jobs with them. New ones are left alone: they are no ranks.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Turns:
         self._of_loop, self._saved_s = of_loop, saved_s
         self._clock = clock or (lambda: time.thread_time())
         self._left_s: dict[Owner, float] = {}
-        self._owed: dict[Owner, float] = {}
-        """Of owners that left in debt: what their accounts held then."""
+        self._gone_s: dict[Owner, float] = {}
+        """Of owners that left: what their accounts hold, until they are full."""
         self._filled = 0.0
 
     def fill(self, owners: AbstractSet[Owner], now: float) -> None:
@@ -50,8 +51,8 @@ class Turns:
             now: ``time.monotonic()``.
         """
         share_s, self._filled = self._of_loop * max(now - self._filled, 0.0), now
-        self._keep_debts(owners, share_s)
-        self._left_s = {owner: self._left_s.get(owner, self._owed.pop(owner, self._saved_s)) for owner in owners}
+        self._keep_of_gone(owners, share_s)
+        self._left_s = {owner: self._left_s.get(owner, self._gone_s.pop(owner, self._saved_s)) for owner in owners}
         containers = Tally(user for user, _ in owners)
         weights = {owner: min(1.0, CONTAINERS / containers[owner[0]]) for owner in owners}
         for _ in range(_ROUNDS):
@@ -64,11 +65,11 @@ class Turns:
                 self._left_s[owner] += given_s
                 share_s -= given_s
 
-    def _keep_debts(self, owners: AbstractSet[Owner], share_s: float) -> None:
-        """Who leaves and comes back has paid no more than it would have."""
+    def _keep_of_gone(self, owners: AbstractSet[Owner], share_s: float) -> None:
+        """Who leaves and comes back has no more than if it had stayed."""
         each_s = share_s / max(len(owners), 1)
-        gone = self._owed | {owner: left_s for owner, left_s in self._left_s.items() if owner not in owners}
-        self._owed = {owner: left_s + each_s for owner, left_s in gone.items() if left_s + each_s < 0}
+        gone = self._gone_s | {owner: left_s for owner, left_s in self._left_s.items() if owner not in owners}
+        self._gone_s = {owner: left_s + each_s for owner, left_s in gone.items() if left_s + each_s < self._saved_s}
 
     def may(self, owner: Owner) -> bool:
         """Whether something may be done for an owner's processes now: always, if there is no other owner."""

@@ -105,6 +105,8 @@ class GpuSide(Side):
         self._failed = 0
         self._lost = Losses(any_container=session.options.job is not None)
         """Of programs that are no more."""
+        self._loss_names: list[str] = []
+        """What ``counters`` had of losses when it was called last: of a job without them each is 0."""
         self._checked: dict[tuple[int, int], tuple[float, float, bytes]] = {}
         """Of each candidate: when it was checked first, when it is again, and how much it had mapped."""
         self._stopping = False
@@ -388,7 +390,7 @@ class GpuSide(Side):
                 self._kernel_side.settle(process.job, process.target.pid, [], final=True)
             return
         if process.ended_at:
-            self._count_unanswered(process)
+            self._session.losses.count("gpu_launches_unanswered", _whom(process), number=len(process.unanswered))
         collector = process.program.collector
         armed = collector.armed or self._expected
         called = armed and not process.was_on and process.member is not None and process.member.launches > 0
@@ -408,7 +410,7 @@ class GpuSide(Side):
         elif now >= process.again_at:
             assert process.program is not None
             process.again_at = 0.0
-            self._count_unanswered(process)
+            self._session.losses.count("gpu_launches_unanswered", _whom(process), number=len(process.unanswered))
             process.unanswered = process.unanswered[:0]
             self._count(process, process.program)
             process.program = None if self._mode == "inject" else self._program_of(process)
@@ -487,10 +489,6 @@ class GpuSide(Side):
             if loss:
                 self._lost.count(name, _whom(process), number=value)
 
-    def _count_unanswered(self, process: GpuProcess) -> None:
-        number = len(process.unanswered)
-        self._session.losses.count("gpu_launches_unanswered", _whom(process), number=number)
-
     def _count_without_rank(self, process: GpuProcess, batches: Iterable[Batch]) -> None:
         number = sum(len(batch.gpu) for batch in batches)
         self._session.losses.count("gpu_ops_without_rank", _whom(process), number=number)
@@ -518,14 +516,16 @@ class GpuSide(Side):
         counters |= {name: (totals[name], True) for name in _OF_PROCESSES}
         counters["gpu_times_failed"] = (self._failed + failures(self._processes), True)
         counters["gpu_share_percent"] = (round(100 * self._duties.share), False)
+        self._loss_names = [name for name, (_, loss) in counters.items() if loss and name not in _OF_PROCESSES]
         return counters
 
     def own_losses(self, job: Job) -> dict[str, int]:
         """What was lost of the GPU times of a job's processes."""
         if self._mode == "off":
             return {}
-        losses = (name for name, (_, loss) in self.counters().items() if loss and name not in _OF_PROCESSES)
-        own = Tally(dict.fromkeys(losses, 0))
+        if not self._loss_names:
+            self.counters()
+        own = Tally(dict.fromkeys(self._loss_names, 0))
         own.update(self._lost.of(job))
         for process in self._processes:
             if process.over or process.program is None:

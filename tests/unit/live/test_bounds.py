@@ -66,6 +66,7 @@ CLASSES = {
     "live/cost/overhead": ("Overhead",),
     "live/cost/neighbours": ("Neighbours",),
     "live/cost/ladders": ("Ladders",),
+    "live/cost/admission": ("Admission",),
     "live/cost/turns": ("Turns",),
     "live/coverage": ("SignalCoverage",),
     "live/display/recent": ("RecentSteps",),

@@ -68,6 +68,6 @@ def test_who_leaves_in_debt_and_comes_back_has_it_still() -> None:
     assert not turns.may(a)
     turns.fill({b, c}, 11.0)
     turns.fill({b, c}, 20.0)
-    assert not turns._owed, "it would have been paid by now"
+    assert not turns._gone_s, "it would have been paid by now"
     turns.fill({a, b, c}, 20.1)
     assert turns.may(a)

@@ -1,0 +1,71 @@
+"""How much of the loop's time each owner's new processes may take: to be looked at, and to become ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
+
+from argus.live.cost.turns import Turns
+from argus.model.losses import UNKNOWN, Losses, Owner, Whom
+
+OF_LOOP, SAVED_S = 0.1, 4.0
+"""Share of the loop's time for either, and what an owner has saved that had few new processes. One costs 3 to 10 ms,
+all told: a node's ranks with their data-loader workers begin at once."""
+JOB_S = 0.025
+"""Price of a job that begins: its rows cost half a millisecond to 2 ms a turn as long as it lasts, and 10 s after."""
+
+
+class Admission:
+    """Decides for the roster. Where processes of one owner alone are traced, there is time for all.
+
+    Looking and becoming a rank have accounts of their own: who starts processes without end that are no ranks has its
+    ranks traced all the same.
+
+    Args:
+        losses: Where processes are counted for which there was no time: ``processes_over_share``.
+    """
+
+    def __init__(self, losses: Losses) -> None:
+        self._losses = losses
+        self._looks, self._ranks = (Turns(OF_LOOP, SAVED_S, time.monotonic) for _ in range(2))
+        self._refused: set[int] = set()
+        """Processes that have been counted."""
+
+    def fill(self, owners: AbstractSet[Owner], now: float) -> None:
+        """Gives each owner its part. ``owners``: of all jobs that are kept and of all processes that may be ranks;
+        ``now``: ``time.monotonic()``."""
+        for turns in (self._looks, self._ranks):
+            turns.fill({UNKNOWN, *owners}, now)
+
+    def may_look(self, pid: int, owner: Owner) -> bool:
+        """Whether there is time to see what a process has loaded."""
+        return self._may(self._looks, pid, owner)
+
+    def may_join(self, pid: int, owner: Owner) -> bool:
+        """Whether there is time to make a rank of a process."""
+        return self._may(self._ranks, pid, owner)
+
+    def _may(self, turns: Turns, pid: int, owner: Owner) -> bool:
+        if turns.may(owner):
+            return True
+        if pid not in self._refused:
+            self._refused.add(pid)
+            self._losses.count("processes_over_share", Whom(None, owner))
+        return False
+
+    def looking(self, owner: Owner) -> AbstractContextManager[None]:
+        """Within, it is seen what processes of an owner have loaded."""
+        return self._looks.spending(owner)
+
+    def joining(self, owner: Owner) -> AbstractContextManager[None]:
+        """Within, it is done for ranks or jobs of an owner what is done for each, however little it does."""
+        return self._ranks.spending(owner)
+
+    def begin_job(self, owner: Owner) -> None:
+        """One begins."""
+        self._ranks.spend(owner, JOB_S)
+
+    def forget(self, pid: int) -> None:
+        """Drops what is kept of a process that has ended."""
+        self._refused.discard(pid)
