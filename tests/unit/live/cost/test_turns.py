@@ -71,3 +71,14 @@ def test_who_leaves_in_debt_and_comes_back_has_it_still() -> None:
     assert not turns._gone_s, "it would have been paid by now"
     turns.fill({a, b, c}, 20.1)
     assert turns.may(a)
+
+
+def test_who_leaves_with_little_and_comes_back_has_little() -> None:
+    turns = Turns(OF_LOOP, SAVED_S)
+    a, b, c = (1001, ""), (1002, ""), (1003, "")
+    turns.fill({a, b, c}, 10.0)
+    turns.spend(a, SAVED_S - 0.01)
+    turns.fill({b, c}, 10.1)
+    turns.fill({a, b, c}, 10.2)
+    turns.spend(a, 0.06 + OF_LOOP * 0.1)
+    assert not turns.may(a)
