@@ -22,6 +22,8 @@ LEAST = 0.1
 MOST_LANES = 128
 """Workers side by side; a job without stages that has more is drawn node by node."""
 LISTED = 20
+MOST_CELLS, CELLS_A_RANK = 4096, 8
+"""A grid with more of both is mostly empty, as no mesh is: ranks are drawn one after the other."""
 
 _GPU = """
 SELECT rank, quantileExactInclusive(0.5)(forward_ns + backward_ns + optimizer_ns + compute_ns + idle_ns) AS own_ns,
@@ -129,7 +131,8 @@ def _grid(
     # Recorded data-parallel ranks may be far apart.
     numbers, lane = np.unique(lane, return_inverse=True)
     lanes = len(numbers)
-    if look.stages or lanes <= MOST_LANES:
+    stages = len(set(stage.tolist())) if look.stages else 1
+    if (look.stages or lanes <= MOST_LANES) and not _sparse(stages, lanes, ranks):
         row = in_order(stage) if look.stages else np.zeros(len(ranks), np.int64)
         row_names = [f"stage {one}" for one in range(int(row.max()) + 1)] if look.stages else ["all"]
         named = "data-parallel rank" if lanes < len(ranks) or look.stages else "rank"
@@ -142,7 +145,15 @@ def _grid(
     seen: dict[str, int] = {}
     for at, host in enumerate(hosts):
         column[at] = seen[host] = seen.get(host, -1) + 1
+    if _sparse(len(row_of), int(column.max()) + 1, ranks):
+        row, column = np.divmod(np.arange(len(ranks)), MOST_LANES)
+        names = [f"from rank {rank}" for rank in ranks[::MOST_LANES].tolist()]
+        return row, column, names, [str(one) for one in range(MOST_LANES)], ("", "rank")
     return row, column, list(row_of), [str(one) for one in range(int(column.max()) + 1)], ("node", "rank of the node")
+
+
+def _sparse(rows: int, columns: int, ranks: NDArray[np.int64]) -> bool:
+    return rows * columns > max(MOST_CELLS, CELLS_A_RANK * len(ranks))
 
 
 def _table(

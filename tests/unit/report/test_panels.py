@@ -15,7 +15,7 @@ from argus.diagnose.stored import examine_store
 from argus.report.arrays import UNKNOWN, Arrays
 from argus.report.build import build_page
 from argus.report.look import Look
-from argus.report.panels import environment, heatmap
+from argus.report.panels import environment, heatmap, mesh
 from argus.report.panels.kernels import density
 from argus.report.panels.order import PANELS
 from argus.simulate.mesh import Mesh
@@ -200,6 +200,20 @@ def test_the_scale_shows_outliers_and_the_usual_spread() -> None:
         heatmap.scale_of(np.full(5, np.nan, np.float32)).levels(np.full(5, np.nan, np.float32), 254).tolist()
         == [255] * 5
     )
+
+
+@pytest.mark.parametrize("stages", [True, False])
+def test_a_mesh_that_is_mostly_empty_is_drawn_rank_after_rank(stages: bool) -> None:
+    """Rows say whatever their writer chose: a stage of its own for each data-parallel rank, or a node for each rank but
+    one node's."""
+    ranks = np.arange(20_000)
+    own = ranks if stages else np.zeros_like(ranks)
+    hosts = {rank: "" if rank < 10_000 else str(rank) for rank in ranks.tolist()}
+    look: Any = SimpleNamespace(stages=stages, place=SimpleNamespace(host=hosts))
+    row, column, rows, columns, _ = mesh._grid(look, ranks, own, ranks)
+    assert len(rows) * len(columns) < 20_000 + mesh.MOST_LANES
+    assert len({*zip(row.tolist(), column.tolist(), strict=True)}) == len(ranks)
+    assert rows[1] == f"from rank {mesh.MOST_LANES}"
 
 
 def test_the_mesh_has_the_slowest_of_each_worker(slow: Made) -> None:
