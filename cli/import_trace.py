@@ -29,6 +29,7 @@ from argus.semantics.gpu.flops import utilization as flops_utilization
 from argus.store.failures import load_command
 from argus.store.open import open_store
 from argus.store.url import parse_url
+from argus.system import privileges
 
 from .options import flops, format_option, new_job_name, peak_tflops_option, step_flops_option, store_option
 from .output import styled
@@ -70,6 +71,7 @@ def command() -> None:
       argus import iterations rank*.jsonl --step-column step --phase data_loading=data_s --phase compute=gpu_s
       argus diagnose --job llama
     """
+    privileges.keep_for_files()
 
 
 @command.command("kineto")

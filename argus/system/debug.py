@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from argus.model.text import harmless
 from argus.system import files, redact
 
 KEPT = 20
@@ -83,17 +84,24 @@ def path() -> Path | None:
 
 
 def note(text: str) -> None:
-    """Writes a line, if there is a log: the time (``CLOCK_MONOTONIC``, s), this process's CPU time so far (s), text."""
+    """Writes a line, if there is a log: the time (``CLOCK_MONOTONIC``, s), this process's CPU time so far (s), text.
+
+    Further lines of the text are indented: whatever names of others hold, they begin no line of the log.
+    """
     global _bytes
     if _log is None:
         return
     if _bytes > MAX_BYTES:
         counters["log_dropped"] += 1
         return
-    line = f"{time.monotonic():.3f} {time.process_time():.3f} {text.rstrip()}\n"
+    line = f"{time.monotonic():.3f} {time.process_time():.3f} {_indented(text)}\n"
     _bytes += len(line)
     with contextlib.suppress(OSError, ValueError):
         _log.write(line)
+
+
+def _indented(text: str) -> str:
+    return harmless(text.rstrip()).replace("\n", "\n    ")
 
 
 def crash(failure: BaseException) -> Path | None:
@@ -105,7 +113,7 @@ def crash(failure: BaseException) -> Path | None:
     try:
         log, where = _create("error")
         with log:
-            log.write(f"{_about()}\n{text}")
+            log.write(f"{_indented(_about())}\n    {_indented(text)}\n")
     except OSError:
         return None
     return where

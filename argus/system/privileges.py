@@ -93,6 +93,13 @@ def keep_for_trace(*, inject: bool) -> None:
         keep(kept)
 
 
+def keep_for_files() -> None:
+    """Gives up all but reading files of others: what reads a recording needs no more. What fails changes nothing."""
+    if own_process:
+        with contextlib.suppress(OSError):
+            keep(("DAC_READ_SEARCH",))
+
+
 def of_verbs() -> dict[str, list[str]]:
     """What each verb needs, capabilities by their names with CAP_; those of ``USEFUL`` are not among them."""
     tracing = [f"CAP_{name}" for name in needed()]

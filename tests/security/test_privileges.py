@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from argus.system import privileges
+from cli.main import cli
 from tests.e2e.conftest import ARGUS, attached
 from tests.kernel.conftest import wait_for_cuda
 from tests.stores import new_store
@@ -113,6 +115,17 @@ def test_a_trace_without_root_and_the_rest_of_its_rights(tmp_path: Path) -> None
         )
         assert refused.returncode != 0
         assert "cannot be inspected" in refused.stdout + refused.stderr
+
+
+def test_an_import_keeps_reading_files_of_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[str, ...]] = []
+    monkeypatch.setattr(privileges, "own_process", True)
+    monkeypatch.setattr(privileges, "keep", kept.append)
+    for words in (["kineto"], ["nsys"], ["whatif"], ["flight-recorder"], ["ras"], ["inspector"]):
+        done = CliRunner().invoke(cli, ["import", *words, str(tmp_path / "absent"), "--store", f"chdb://{tmp_path}/s"])
+        assert done.exit_code != 0
+        assert kept == [("DAC_READ_SEARCH",)], words
+        kept.clear()
 
 
 @pytest.mark.kernel

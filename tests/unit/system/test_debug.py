@@ -77,10 +77,31 @@ def test_with_a_log_they_are_in_it(logs: Path, capfd: pytest.CaptureFixture[str]
     make_noise()
     text = path.read_text()
     assert "RuntimeWarning: All-NaN slice encountered" in text
-    assert "thread noisy failed\nTraceback" in text
+    assert "thread noisy failed\n    Traceback" in text
     assert "ZeroDivisionError: in a thread" in text
     assert "warning of a.library: connection 3 lost" in text
     assert capfd.readouterr() == ("", "")
+
+
+EVIL = "evil\x1b]0;owned\x07\u202e\n1.000 1.000 forged"
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_names_of_others_are_text_and_begin_no_line(logs: Path, monkeypatch: pytest.MonkeyPatch, has_log: bool) -> None:
+    monkeypatch.setattr(sys, "argv", ["argus", EVIL])
+    if has_log:
+        debug.begin()
+        debug.capture()
+        debug.note(f"diagnosis: {EVIL}: 1 findings")
+        thread = threading.Thread(target=int, args=(EVIL,), name=EVIL)
+        thread.start()
+        thread.join()
+    path = debug.crash(ValueError(EVIL))
+    assert path is not None
+    text = path.read_text()
+    assert text.count("forged") == (5 if has_log else 2)
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert not [line for line in text.splitlines() if line.startswith("1.000")]
 
 
 def test_a_log_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
