@@ -230,6 +230,7 @@ struct argus_target {
 	u64 pending_refused; /* calls that were not remembered until their exit, since it had its share of room for them */
 	u64 seq_refused;  /* the same for numbers of collectives */
 	u64 owner_refused; /* records that were not written, since they were above its owner's share of a ring */
+	u64 trap_ns;      /* what the traps of "hits" cost it, by "trap_prices" */
 	s32 held[ARGUS_H_COUNT]; /* entries that are there now */
 	s32 granted[ARGUS_H_COUNT]; /* entries that count for its owner: those, and some in advance */
 	u32 owner;        /* its user in its container: map "owners" */

@@ -108,7 +108,7 @@ int nccl_enter(struct pt_regs *ctx)
 	if (!target)
 		return 0;
 	u64 cookie = argus_cookie(ctx);
-	count_hit(cookie, 0);
+	count_own_hit(target, cookie, 0);
 	u64 sp = entry_sp(ctx, cookie);
 	u64 key = nccl_key(tid);
 	struct pending *outer = inflight.lookup(&key);

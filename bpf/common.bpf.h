@@ -42,6 +42,8 @@ BPF_ARRAY(family_reach, u64, ARGUS_FILES * 256);
 /* By the cookie's slot and call: bytes that the stack pointer is below the entry's where an entry probe is, since it stands
  * on a later instruction (argus/capture/process/instructions.py). */
 BPF_ARRAY(below, u64, ARGUS_FILES * 256);
+/* What a call costs its thread in traps, ns, by the cookie's slot and call: each file has prices of its own. */
+BPF_ARRAY(trap_prices, u64, ARGUS_FILES * 256);
 BPF_ARRAY(torch_layouts, struct argus_torch, ARGUS_FILES);
 #define GROUPS_ENTRIES 16384
 /* Thread -> its process (upper half), and how many groups of NCCL it is in. */
@@ -105,6 +107,16 @@ INLINE void count_hit(u64 cookie, u32 at_exit)
 	struct argus_hits *all = hits_of.lookup(&zero);
 	if (all)
 		__sync_fetch_and_add(&all->of[(at_exit & 1) << 8 | ARGUS_CALL(cookie)], 1);
+}
+
+/* The same of one that counts among the process's hits. The price is that of the whole call, with its exit. */
+INLINE void count_own_hit(struct argus_target *target, u64 cookie, u32 at_exit)
+{
+	count_hit(cookie, at_exit);
+	int at = ARGUS_FILE(cookie) << 8 | ARGUS_CALL(cookie);
+	u64 *price = at_exit ? 0 : trap_prices.lookup(&at);
+	if (price)
+		__sync_fetch_and_add(&target->trap_ns, *price);
 }
 
 /* The stack pointer as it was at the function's first instruction. */

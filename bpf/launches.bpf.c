@@ -82,7 +82,7 @@ int cuda_enter(struct pt_regs *ctx)
 	if (!target)
 		return 0;
 	u64 cookie = argus_cookie(ctx);
-	count_hit(cookie, 0);
+	count_own_hit(target, cookie, 0);
 	u64 sp = entry_sp(ctx, cookie);
 	u64 key = family_key(tid, cookie);
 	struct pending *outer = inflight.lookup(&key);

@@ -126,7 +126,7 @@ int math_enter(struct pt_regs *ctx)
 	if (!target) /* for the verifier */
 		return 0;
 	u64 cookie = argus_cookie(ctx);
-	count_hit(cookie, 0);
+	count_own_hit(target, cookie, 0);
 	u64 sp = entry_sp(ctx, cookie);
 	struct math_pending *outer = math_inflight.lookup(&tid);
 	u64 now = bpf_ktime_get_ns();

@@ -53,7 +53,7 @@ int torch_enter(struct pt_regs *ctx)
 	if (!target)
 		return 0;
 	u64 cookie = argus_cookie(ctx);
-	count_hit(cookie, 0);
+	count_own_hit(target, cookie, 0);
 	u64 sp = entry_sp(ctx, cookie);
 	struct argus_collective r = {};
 	if (called_from_family(ctx, sp, cookie, &r.flags)) {
@@ -151,7 +151,7 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 	if (!target) /* for the verifier */
 		return 0;
 	u64 cookie = argus_cookie(ctx);
-	count_hit(cookie, at_exit);
+	count_own_hit(target, cookie, at_exit);
 	struct argus_mark record = {};
 	struct argus_mark *r = &record;
 	r->ts_ns = bpf_ktime_get_ns();

@@ -53,6 +53,7 @@ class Attachment:
         entry_prices: What a call costs then.
         places: File offsets of entries that are probed throughout.
         answers: Whether the last probes on the file came in time.
+        slot: Where maps hold what is known of the file; the last one, which others may have, too: it has none.
         has_slot: Whether maps hold what is known of the file (``Placement``), until its probes are gone.
         lacks_slot: They had no room for it: PyTorch's collectives and attention are not probed there, and its other
             probes may cost more.
@@ -74,6 +75,7 @@ class Attachment:
     entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
     entry_prices: dict[int, int] = field(default_factory=dict)
     answers: bool = True
+    slot: int = calls.FILE_SLOTS - 1
     has_slot: bool = False
     lacks_slot: bool = False
 

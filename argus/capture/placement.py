@@ -175,7 +175,7 @@ class Placement:
                 self._set_file(library, slot.number)
                 self._file_slots[library.key, library.layout] = slot
             slot.users += 1
-            attachment.has_slot = True
+            attachment.has_slot, attachment.slot = True, slot.number
             return slot.number
 
     def _set_file(self, library: Library, slot: int) -> None:

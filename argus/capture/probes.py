@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.attachment import Attachment, Subject, subject_of
+from argus.capture.call_prices import CallPrices, write_prices
 from argus.capture.kernel import btf
 from argus.capture.kernel.compile import CompileError, compiled
 from argus.capture.kernel.links import (
@@ -178,8 +179,6 @@ class Probes:
         """Which subjects are probed."""
         self.entries_only: set[Subject] = set()
         """Of those, subjects whose exits are not probed."""
-        self._call_prices = np.zeros(256, np.int64)
-        self._entry_prices = np.zeros(256, np.int64)
         self._window: Window | None = None
         self._pulse: frozenset[int] = frozenset()
         self._pulse_links: dict[int, list[int]] = {}
@@ -323,10 +322,13 @@ class Probes:
         strangers.delete(pid)
         return int.from_bytes(missed or b"", sys.byteorder)
 
-    def spent(self, pid: int) -> tuple[int, int]:
-        """Hits of a process's probes since it is traced, and records that its budgets had no room for."""
+    def spent(self, pid: int) -> tuple[int, int, int]:
+        """Hits of a process's probes since it is traced, records that its budgets had no room for, and what the hits'
+        traps cost it, ns."""
         target = self._target(pid)
-        return (0, 0) if target is None else (int(target["hits"][0]), int(target["refused"][0]))
+        if target is None:
+            return 0, 0, 0
+        return int(target["hits"][0]), int(target["refused"][0]), int(target["trap_ns"][0])
 
     def over_share(self, pid: int) -> tuple[int, int, int]:
         """What a process was refused: calls that were not remembered until their exits, and collectives that were not
@@ -412,10 +414,7 @@ class Probes:
             self._placement.release(attachment)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
-        for call, price in attachment.prices.items():
-            self._call_prices[call] = max(self._call_prices[call], price)
-        for call, price in attachment.entry_prices.items():
-            self._entry_prices[call] = max(self._entry_prices[call], price)
+        self._write_prices()
         self._attach_pulse(attachment, in_time=False)
         return attachment
 
@@ -507,6 +506,7 @@ class Probes:
                 self._attach_optional(attachment, subject)
             except OSError:  # its process has ended, most likely
                 refused += 1
+        self._write_prices()
         return refused
 
     def probes_of(self, subject: Subject) -> bool:
@@ -518,6 +518,7 @@ class Probes:
         self.probed -= set(subjects)
         links = [each.optional_links.pop(subject, ([], [])) for each in self.attachments for subject in subjects]
         close_in_time([both for both in links if any(both)])
+        self._write_prices()
 
     def _attach_optional(self, attachment: Attachment, subject: Subject, *, in_time: bool = True) -> None:
         points = attachment.optional_points.get(subject, {})
@@ -606,26 +607,17 @@ class Probes:
         table = np.frombuffer(self._module["hits_of"].get(0) or bytes(4096), "<i8").reshape(-1, 512)
         return np.asarray(table.sum(axis=0), np.int64)
 
-    def call_prices(self) -> NDArray[np.int64]:
-        """What a call costs, ns, shape (256,), by its number (``Attachment.prices``); 0: it was never probed. Where
-        files differ (a program that has a library linked into it), the highest price. Of subjects that are probed in
-        windows or at entries only: what an entry costs."""
-        prices: NDArray[np.int64] = self._call_prices.copy()
-        entries = [
-            call.id
-            for call in calls.CALLS
-            if (kind := subject_of(call)) is not None and (kind not in self.probed or kind in self.entries_only)
-        ]
-        prices[entries] = self._entry_prices[entries]
-        return prices
+    def prices_of(self, attachments: Iterable[Attachment]) -> CallPrices:
+        """What calls cost a process that maps these files."""
+        return CallPrices.of(attachments, self._by_entry)
 
-    def whole_prices(self) -> NDArray[np.int64]:
-        """What a call costs with its exit where that may be probed, ns, shape (256,), by its number."""
-        return self._call_prices
+    def _by_entry(self, call: int) -> bool:
+        """Whether a call's entry alone is probed: so it is, of subjects that are probed in windows, too."""
+        kind = subject_of(calls.CALLS[call])
+        return kind is not None and (kind not in self.probed or kind in self.entries_only)
 
-    def entry_prices(self) -> NDArray[np.int64]:
-        """What an entry costs alone, ns, shape (256,), by the call's number."""
-        return self._entry_prices
+    def _write_prices(self) -> None:
+        write_prices(self._module["trap_prices"], self.attachments, self._by_entry)
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""

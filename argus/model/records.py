@@ -167,6 +167,7 @@ TARGET = np.dtype(
         ("pending_refused", "<u8"),
         ("seq_refused", "<u8"),
         ("owner_refused", "<u8"),
+        ("trap_ns", "<u8"),
         ("held", "<i4", (5,)),
         ("granted", "<i4", (5,)),
         ("owner", "<u4"),

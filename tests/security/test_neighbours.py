@@ -24,6 +24,7 @@ import pytest
 
 from argus.capture import attachment, owners, placement, sampler, under_way
 from argus.capture import probes as bpf
+from argus.capture.call_prices import CallPrices
 from argus.capture.kernel.ring import HEADER_BYTES
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
@@ -35,6 +36,7 @@ from argus.capture.sampler import StackProbes
 from argus.live import job as live_job
 from argus.live import session as live_session
 from argus.live.cost import admission
+from argus.live.cost.budget import BudgetSide
 from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
 from argus.live.options import Options
 from argus.live.preflight import own_library
@@ -63,14 +65,15 @@ HIT_NS = 1500.0
 
 
 def spent(owner: str, rate: float, *, job: str = "", refused: int = 0, elapsed_s: float = 0.5) -> Spent:
-    return Spent(job or owner, owner, round(rate * elapsed_s), refused, elapsed_s, elapsed_s)
+    hits = round(rate * elapsed_s)
+    return Spent(job or owner, owner, hits, hits * HIT_NS, refused, elapsed_s, elapsed_s)
 
 
 def looks(neighbours: Neighbours, processes: dict[int, Spent], seconds: float) -> dict[int, str]:
     found: dict[int, str] = {}
     elapsed_s = next(iter(processes.values())).elapsed_s
     for _ in range(round(seconds / elapsed_s)):
-        found |= neighbours.look({pid: one for pid, one in processes.items() if pid not in found}, HIT_NS)
+        found |= neighbours.look({pid: one for pid, one in processes.items() if pid not in found})
     return found
 
 
@@ -94,11 +97,41 @@ def test_an_owner_takes_no_observation_from_another() -> None:
     """90,000 calls a second are no flood, and cost 13 % of the process's time."""
     neighbours = Neighbours(BUDGET)
     processes = {1: spent("a", 90_000), 2: spent("b", 1_000), 3: spent("b", 1_000)}
-    assert not neighbours.look(processes, HIT_NS)
+    assert not neighbours.look(processes)
     assert neighbours.suspects  # until then the governor changes nothing for it
     assert looks(neighbours, processes, PATIENCE_S).keys() == {1}
-    assert not neighbours.look({2: processes[2], 3: processes[3]}, HIT_NS)
+    assert not neighbours.look({2: processes[2], 3: processes[3]})
     assert not neighbours.suspects
+
+
+def test_who_idles_has_nobody_ignored() -> None:
+    """A notebook that has loaded PyTorch, beside a job that makes many calls: that one is seen in windows."""
+    neighbours = Neighbours(BUDGET)
+    assert not looks(neighbours, {1: spent("a", 90_000), 2: spent("b", 4), 3: spent("b", 0)}, 60)
+    assert not neighbours.suspects
+
+
+def test_calls_cost_what_the_files_of_their_process_say() -> None:
+    """90,000 dear calls a second: as many cheap ones of another are not above the budget."""
+    neighbours = Neighbours(BUDGET)
+    processes = {1: spent("a", 9_000), 2: replace(spent("b", 9_000), cost_ns=9_000 * 0.5 * 1_000)}
+    assert looks(neighbours, processes, PATIENCE_S + 0.5).keys() == {1}
+
+
+def test_prices_are_of_those_who_call_and_are_counted() -> None:
+    """Neither an idle process, nor one whose calls are ignored, makes those of others dear."""
+    tables = {pid: CallPrices(*np.full((3, 256), ns)) for pid, ns in ((1, 9_000.0), (2, 1_000.0), (3, 90_000.0))}
+    hits = {1: 0, 2: 500, 3: 10**6}
+    roster = SimpleNamespace(
+        by_pid={pid: (None, SimpleNamespace(pid=pid, ignored="it floods" if pid == 3 else "")) for pid in tables},
+        attachments_of=lambda member: [member.pid],
+    )
+    probes = SimpleNamespace(spent=lambda pid: (hits[pid], 0, 0), prices_of=lambda files: tables[files[0]])
+    side = BudgetSide.__new__(BudgetSide)
+    side._session, side._hits = SimpleNamespace(roster=roster, probes=probes), {}  # type: ignore[assignment]
+    assert set(side._prices().now) == {1_000.0}
+    hits[1] = 1_000
+    assert set(side._prices().now) == {9_000.0}, "since the last time it alone has called"
 
 
 def test_time_without_a_cpu_hides_nothing() -> None:
@@ -122,8 +155,8 @@ def test_all_above_the_budget_is_the_governor_s_too() -> None:
 def test_refused_records_at_two_looks_are_a_flood() -> None:
     neighbours = Neighbours(budget=1e6)
     processes = {1: spent("a", 1, refused=1), 2: spent("b", 1)}
-    assert not neighbours.look(processes, HIT_NS)
-    assert neighbours.look(processes, HIT_NS).keys() == {1}
+    assert not neighbours.look(processes)
+    assert neighbours.look(processes).keys() == {1}
 
 
 # ---- one job or two (argus/live/roster.py)
@@ -221,6 +254,48 @@ def call(process: subprocess.Popen[bytes], times: int) -> None:
     assert process.stdout.readline() == b"\n"
 
 
+FUNCTION = (
+    'asm(".globl cuLaunchKernel\\n.type cuLaunchKernel,@function\\ncuLaunchKernel:\\n{}\\nret\\n'
+    '.size cuLaunchKernel,.-cuLaunchKernel\\n");'
+)
+"""A driver of one function, whose code is single-stepped, or not."""
+
+
+@pytest.mark.kernel
+def test_a_process_pays_the_prices_of_the_files_that_it_maps(tmp_path: Path) -> None:
+    """A file of one process that is dear to probe makes no other one's calls dear."""
+    processes, attached = [], []
+    with contextlib.ExitStack() as stack:
+        for name, code in (("dear", "xor %eax,%eax"), ("cheap", "push %rbp\\npop %rbp\\nxor %eax,%eax")):
+            source, library = tmp_path / f"{name}.c", tmp_path / name / "libcuda.so.1"
+            library.parent.mkdir()
+            source.write_text(FUNCTION.format(code))
+            subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+            script = f"import ctypes, sys\nf = ctypes.CDLL('{library}').cuLaunchKernel\nprint(flush=True)\n"
+            script += "for line in sys.stdin: [f(0) for _ in range(int(line))]; print(flush=True)"
+            process = stack.enter_context(running("/usr/bin/python3", "-c", script))
+            assert process.stdout is not None
+            process.stdout.readline()
+            processes.append(process)
+        probes = Probes()
+        stack.callback(probes.close)
+        for process in processes:
+            probes.add_target(process.pid)
+            (library,) = find_libraries(process.pid)
+            attached.append(probes.attach(library, None))
+        for process, calls in zip(processes, (100, 3000), strict=True):
+            call(process, calls)
+        (launch,) = attached[0].prices
+        dear, cheap = (each.prices[launch] for each in attached)
+        assert dear > 1.5 * cheap
+        assert [probes.spent(process.pid)[::2] for process in processes] == [(100, 100 * dear), (3000, 3000 * cheap)]
+        dears, cheaps = (probes.prices_of([each]) for each in attached)
+        assert CallPrices.mean([(dears, 0), (cheaps, 3000)]).now[launch] == cheap, "who does not call has no say"
+        assert CallPrices.mean([(dears, 3000), (cheaps, 3000)]).now[launch] == pytest.approx((dear + cheap) / 2)
+        nothing = CallPrices(*np.zeros((3, 256)))
+        assert CallPrices.mean([(nothing, 9000), (cheaps, 1)]).whole[launch] == cheap, "it has no such function"
+
+
 @pytest.mark.kernel
 def test_no_process_fills_a_ring_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads the ring meanwhile, so that what is in it at the end is all that was written."""
@@ -242,10 +317,10 @@ def test_no_process_fills_a_ring_for_the_others(monkeypatch: pytest.MonkeyPatch)
         call(honest, 1009)
         seen = probes.launches.drain()
         counters = probes.counters()
-        hits, refused = probes.spent(flood.pid)
+        hits, refused, _ = probes.spent(flood.pid)
         assert counters[Counter.LAUNCHES_DROPPED] == 0
         assert int((seen["pid"] == honest.pid).sum()) == 2018
-        assert probes.spent(honest.pid) == (2018, 0)
+        assert probes.spent(honest.pid)[:2] == (2018, 0)
         assert hits == 50_007
         assert refused == counters[Counter.RECORDS_OVER_BUDGET] == hits - int((seen["pid"] == flood.pid).sum())
         assert refused > 30_000

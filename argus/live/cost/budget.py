@@ -6,11 +6,13 @@ import time
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 
+from argus.capture.attachment import Attachment
+from argus.capture.call_prices import CallPrices
 from argus.capture.process.targets import queued_ns
 from argus.live.cost.governor import Change, Part, Rung
 from argus.live.cost.ladders import OF_OWNERS
 from argus.live.cost.neighbours import Neighbours, Spent
-from argus.live.cost.overhead import FIRST_LOOKS_S, Overhead, describe_change, whose
+from argus.live.cost.overhead import FIRST_LOOKS_S, RUN_NS, Overhead, describe_change, whose
 from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.side import Counters, Side
@@ -53,9 +55,11 @@ class BudgetSide(Side):
         self._signals = signals
         self.overhead = Overhead(session.options.max_overhead)
         self._neighbours = Neighbours(session.options.max_overhead)
-        self._spent: dict[int, tuple[float, int, int, int]] = {}
-        """Of each process: when it was looked at, hits of its probes, records refused, for how long it had waited for a
-        CPU."""
+        self._hits: dict[int, int] = {}
+        """Of each process: hits of its probes."""
+        self._spent: dict[int, tuple[float, int, int, int, int]] = {}
+        """Of each process: when it was looked at, hits of its probes, what these cost, records refused, for how long it
+        had waited for a CPU."""
         self._reduced: Tally[str] = Tally()
         """How often something was given up, by the rungs' counters."""
         self._reduced_of: dict[Owner, Tally[str]] = {}
@@ -129,9 +133,9 @@ class BudgetSide(Side):
         live = {member.target.pid for member in self._session.live()}
         owners = {pid: owner for pid, owner in owners.items() if pid in live}
         programs = probes.run_times()
-        prices, hits = probes.call_prices(), probes.hits()
+        prices, hits = self._prices(), probes.hits()
         now = time.monotonic()  # reading rings may have taken longer than the time that is measured
-        self.overhead.count_hits(hits, prices)
+        self.overhead.count_hits(hits, prices.now)
         able = None
         if not final:
             able = {
@@ -158,8 +162,8 @@ class BudgetSide(Side):
         changes = self.overhead.look_at_probes(
             now,
             programs,
-            probes.whole_prices(),
-            probes.entry_prices(),
+            prices.whole,
+            prices.entry,
             on_ns,
             probing.on_hits,
             probes.pulse,
@@ -169,6 +173,21 @@ class BudgetSide(Side):
         if self.overhead.governor.plan != plan:
             self._apply_plan(changes, now)
         probing.weigh(self.overhead.pulse)
+
+    def _prices(self) -> CallPrices:
+        """What calls cost now: of each process by the files that it maps, and by how much it has called."""
+        probes, roster = self._session.probes, self._session.roster
+        groups: dict[tuple[int, ...], tuple[list[Attachment], float]] = {}
+        before, self._hits = self._hits, {}
+        for pid, (_, member) in roster.by_pid.items():
+            if member.ignored:
+                continue  # its calls are not among those that are counted
+            attachments = roster.attachments_of(member)
+            key = tuple(map(id, attachments))
+            self._hits[pid] = probes.spent(pid)[0]
+            new = max(self._hits[pid] - before.get(pid, 0), 0)
+            groups[key] = attachments, new + groups.get(key, (attachments, 0))[1]
+        return CallPrices.mean((probes.prices_of(files), new) for files, new in groups.values())
 
     def _hits_by_owner(self, owners: Mapping[int, Owner]) -> dict[Part, Mapping[Owner, int]]:
         """Hits of probes, which are what they cost an owner beside others."""
@@ -239,17 +258,18 @@ class BudgetSide(Side):
         for pid, (job, member) in self._session.roster.by_pid.items():
             if member.state != "traced" or member.ignored:
                 continue
-            hits, member.refused = self._session.probes.spent(pid)
+            hits, member.refused, trap_ns = self._session.probes.spent(pid)
             queued = queued_ns(pid)
-            self._spent[pid] = now, hits, member.refused, queued
+            self._spent[pid] = now, hits, hits * RUN_NS + trap_ns, member.refused, queued
             if pid in before:
-                then, hits_then, refused_then, queued_then = before[pid]
+                then, *counts_then, queued_then = before[pid]
                 elapsed_s = max(now - then, 1e-3)
                 ran_s = elapsed_s - (queued - queued_then) / 1e9
-                spent[pid] = Spent(
-                    id(job), job.owner, hits - hits_then, member.refused - refused_then, elapsed_s, ran_s
+                new_hits, cost_ns, refused = (
+                    count - earlier for count, earlier in zip(self._spent[pid][1:4], counts_then, strict=True)
                 )
-        ignored = self._neighbours.look(spent, self.overhead.hit_ns)
+                spent[pid] = Spent(id(job), job.owner, new_hits, cost_ns, refused, elapsed_s, ran_s)
+        ignored = self._neighbours.look(spent)
         for pid, why in ignored.items():
             self._ignore(pid, why)
         return bool(ignored) or self._neighbours.suspects

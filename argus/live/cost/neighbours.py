@@ -6,13 +6,15 @@ The rest is decided here. A process is ignored from then on, rather than less ob
 
 * if it floods: more than ``RECORDS_S`` calls a second, beyond a burst, or records refused, beside a job that does not;
 * if what observing costs is above the budget, and would not be without the processes of some owners: one user, or one
-  container, takes no observation from another. Within one owner's jobs the governor thins what is observed of all.
+  container, takes no observation from another that makes calls. Within one owner's jobs the governor thins what is
+  observed of all.
 
 A job alone is never ignored: nobody has to be protected from it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +24,9 @@ BURST_HITS = RECORDS_S
 """Calls beyond ``RECORDS_S`` that are no flood yet: a second of twice as many."""
 LEAST_RAN = 0.01
 """Of the time: of what ran for less nothing is concluded."""
+LEAST_CALLS_S = 10.0
+"""Of all processes of an owner: one that makes fewer loses nothing that counts while calls are seen in windows. A
+notebook that idles beside a job has nothing of that ignored."""
 PATIENCE_S = 1.0
 """For so long an owner must be above the budget while others are not: a program makes many calls while it warms up."""
 
@@ -33,6 +38,7 @@ class Spent:
     Attributes:
         job, owner: Whose it is; anything that can be compared.
         hits: Of its probes.
+        cost_ns: What its hits cost the threads that made them, ns, by the prices of the files that it maps.
         refused: Records that its budgets had no room for.
         elapsed_s: Since then.
         ran_s: The same, less the time in which it waited for a CPU: it makes no calls then.
@@ -41,6 +47,7 @@ class Spent:
     job: Hashable
     owner: Hashable
     hits: int
+    cost_ns: float
     refused: int
     elapsed_s: float
     ran_s: float
@@ -68,12 +75,11 @@ class Neighbours:
         self.suspects = False
         """Whether some owner is above the budget and others are not: what they cost together says nothing of these."""
 
-    def look(self, spent: Mapping[int, Spent], hit_ns: float) -> dict[int, str]:
+    def look(self, spent: Mapping[int, Spent]) -> dict[int, str]:
         """The processes that are to be ignored from now on, and why.
 
         Args:
             spent: Of each process that is recorded, by PID.
-            hit_ns: What a hit costs the thread that calls, on average, ns.
         """
         self._accounts = {pid: self._accounts.get(pid, _Account()) for pid in spent}
         flooding = {pid for pid, one in spent.items() if self._floods(self._accounts[pid], one)}
@@ -83,7 +89,7 @@ class Neighbours:
             for pid in flooding:
                 rate = spent[pid].hits / max(spent[pid].elapsed_s, 1e-3)
                 reasons[pid] = f"it makes {rate:,.0f} traced calls a second beside other jobs"
-        return reasons | self._above({pid: one for pid, one in spent.items() if pid not in reasons}, hit_ns)
+        return reasons | self._above({pid: one for pid, one in spent.items() if pid not in reasons})
 
     @staticmethod
     def _floods(account: _Account, one: Spent) -> bool:
@@ -91,11 +97,16 @@ class Neighbours:
         account.refusals = account.refusals + 1 if one.refused else 0
         return account.beyond > BURST_HITS or account.refusals >= 2
 
-    def _above(self, spent: Mapping[int, Spent], hit_ns: float) -> dict[int, str]:
+    def _above(self, spent: Mapping[int, Spent]) -> dict[int, str]:
         """Of owners that are above the budget where others are not: the processes that are."""
         shares: dict[Hashable, list[float]] = {}
+        rates: defaultdict[Hashable, float] = defaultdict(float)
         for one in spent.values():
-            shares.setdefault(one.owner, []).append(_share(one, hit_ns))
+            rates[one.owner] += one.hits / max(one.elapsed_s, 1e-3)
+        for one in spent.values():
+            if rates[one.owner] < LEAST_CALLS_S:
+                continue
+            shares.setdefault(one.owner, []).append(_share(one))
         together = [share for each in shares.values() for share in each]
         heavy = {owner for owner, each in shares.items() if sum(each) > self._budget * len(each)}
         self.suspects = bool(heavy and len(heavy) < len(shares) and sum(together) > self._budget * len(together))
@@ -108,9 +119,9 @@ class Neighbours:
         return {
             pid: f"probes take {share:.1%} of its time, and more than the budget of all only because of it"
             for pid, one in spent.items()
-            if one.owner in heavy - patient and (share := _share(one, hit_ns)) > self._budget
+            if one.owner in heavy - patient and (share := _share(one)) > self._budget
         }
 
 
-def _share(one: Spent, hit_ns: float) -> float:
-    return one.hits * hit_ns / 1e9 / max(one.ran_s, LEAST_RAN * one.elapsed_s, 1e-3)
+def _share(one: Spent) -> float:
+    return one.cost_ns / 1e9 / max(one.ran_s, LEAST_RAN * one.elapsed_s, 1e-3)

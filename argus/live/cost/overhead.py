@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.attachment import Subject, subject_of
+from argus.capture.call_prices import REFILL
 from argus.capture.process.targets import cpu_ns, queued_ns
 from argus.capture.sampler import run_time_statistics
 from argus.live.cost.governor import OF_PROBES, Change, Governor, Part, Reading, Rung
@@ -49,16 +50,7 @@ MOST_OFF = 4.0
 """Times that prices may be off, either way: more is not believed of the job's steps."""
 LEAST_SHARE = 0.03
 """Of the job's time: probes that cost less are too little to be seen in its steps."""
-REFILL_NS = 5_000
-"""What a program loses after a hit of PyTorch's marks, until caches and branch predictors hold its own code and data
-again. Besides traps and runs it is 3.6 us of each of 7 hits a step, and some 6 us where one hit a step is left and
-each meets cold caches (``scripts/bench overhead``, PyTorch: 5 and 24 rounds, and twice 30). A loop that fits the caches
-loses nothing (the same bench, 1,000 and 10,000 launches a second)."""
 _SUBJECT = [subject_of(call) for call in calls.CALLS]
-_REFILL = np.array(
-    [REFILL_NS if subject in ("backward", "ranges") else 0 for subject in _SUBJECT] + [0] * (256 - len(_SUBJECT))
-)
-"""By a call's number, ns."""
 _IS_MARK = np.array([call.program == "mark" for call in calls.CALLS] + [False] * (256 - len(calls.CALLS)))
 """By a call's number: whether it makes marks."""
 
@@ -99,8 +91,6 @@ class Overhead:
         """Run time of the programs for each call while only traced processes ran them."""
         self._estimated: tuple[int, int, int, int] | None = None
         """Hits, marks, and the run time of both, when others began to run them as well."""
-        self.hit_ns = float(RUN_NS)
-        """What a hit cost the thread that made it, in the last window."""
         self._on: dict[str, int] = {}
         self.costs: dict[str, float] = {}
         """Of each subject: what its probes cost while they are on, as a share of the job's time. Of those in windows,
@@ -131,18 +121,15 @@ class Overhead:
         """Ends that."""
         self._statistics.close()
 
-    def count_hits(self, hits: NDArray[np.int64], prices: NDArray[np.int64]) -> None:
+    def count_hits(self, hits: NDArray[np.int64], prices: NDArray[np.float64]) -> None:
         """Takes hits of probes. To be called before prices change: before any probe is taken away or put on.
 
         Args:
             hits: Calls of each function so far (``Probes.hits``), shape (256,), by its number.
-            prices: What a call has cost since the last time, ns, shape (256,) (``Probes.call_prices``).
+            prices: What a call has cost since the last time, ns, shape (256,) (``CallPrices.now``).
         """
         self._new += hits - self._hits
-        count = int((hits - self._hits).sum())
-        new, self._hits = (hits - self._hits) * (prices * self.correction + _REFILL), hits
-        if count:
-            self.hit_ns = float(new.sum()) / count + RUN_NS
+        new, self._hits = (hits - self._hits) * (prices * self.correction + REFILL), hits
         self._trapped[Part.MARKS] += int(new[_IS_MARK].sum())
         self._trapped[Part.CALLS] += int(new[~_IS_MARK].sum())
 
@@ -236,8 +223,8 @@ class Overhead:
         self,
         now: float,
         programs: Mapping[str, tuple[int, int]],
-        prices: NDArray[np.int64],
-        entry_prices: NDArray[np.int64],
+        prices: NDArray[np.float64],
+        entry_prices: NDArray[np.float64],
         on_ns: Mapping[Subject, int | None],
         on_hits: NDArray[np.int64],
         pulses: Collection[int],
@@ -258,7 +245,7 @@ class Overhead:
             step_s: How long a step takes; 0: not known.
         """
         window, new = self._window, self._new
-        price, entry_price = (each * self.correction + _REFILL for each in (prices, entry_prices))
+        price, entry_price = (each * self.correction + REFILL for each in (prices, entry_prices))
         self._new = np.zeros(256, np.int64)
         before, self._programs = self._programs, dict(programs)
         if window is None or window.wall <= 0:

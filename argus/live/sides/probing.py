@@ -415,7 +415,7 @@ class ProbingSide(Side):
         searched, state.searched = state.searched, None
         if searched is None or job.thinned is None:
             return
-        prices = {call: int(price) for call, price in enumerate(self._session.probes.entry_prices().tolist()) if price}
+        prices = {call: int(price) for call, price in enumerate(self._entry_prices(job).tolist()) if price}
         pulses: dict[int, Pulse] = {}
         for rank, parts in sorted(searched.parts.items()):
             seen = concatenate_windows(parts)
@@ -456,12 +456,17 @@ class ProbingSide(Side):
             subject in self._session.probes.probed and subject not in self.plan.windowed | self.plan.off
         )
 
+    def _entry_prices(self, job: Job) -> NDArray[np.float64]:
+        """What entries cost the job, ns, shape (256,), by the call's number."""
+        roster = self._session.roster
+        files = {id(each): each for member in job.ranks() for each in roster.attachments_of(member)}
+        return self._session.probes.prices_of(files.values()).entry
+
     def _pulse_share(self) -> float:
         """What pulses cost while they are seen, as a share of the jobs' time: of the job with most."""
-        prices = self._session.probes.entry_prices()
         shares = [
-            p.per_step * (int(prices[p.call]) + RUN_NS) * self._slowed / p.step_ns
-            for _, state in self._jobs.values()
+            p.per_step * (float(self._entry_prices(job)[p.call]) + RUN_NS) * self._slowed / p.step_ns
+            for job, state in self._jobs.values()
             if (p := state.pulse) is not None and not self._probed_anyway(p.call)
         ]
         return max(shares, default=0.0)

@@ -264,7 +264,7 @@ def test_processes_whose_symbols_are_not_tried_are_bounded(monkeypatch: pytest.M
 def test_accounts_are_of_processes_that_are_there() -> None:
     side = Neighbours(0.01)
     for pid in range(1000):
-        side.look({pid: Spent(1, (pid, ""), 10, 0, 1.0, 1.0), pid + 1: Spent(2, (0, ""), 10**6, 0, 1.0, 1.0)}, 1000.0)
+        side.look({pid: Spent(1, (pid, ""), 10, 1e4, 0, 1.0, 1.0), pid + 1: Spent(2, (0, ""), 10**6, 1e9, 0, 1.0, 1.0)})
     assert side._accounts.keys() == {999, 1000}
     assert len(side._heavy_s) <= 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from argus.capture.call_prices import REFILL_NS
 from argus.live.cost.governor import (
     LADDERS,
     LEAST_DUTY,
@@ -19,7 +20,7 @@ from argus.live.cost.governor import (
     Rung,
     plan,
 )
-from argus.live.cost.overhead import INTERRUPT_NS, REFILL_NS, Overhead
+from argus.live.cost.overhead import INTERRUPT_NS, Overhead
 from argus.model import calls
 
 WINDOW_S = 2.0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from argus.capture.call_prices import CallPrices
 from argus.live.cost.governor import Plan, Rung
 from argus.live.job import Job, Member
 from argus.live.sides.probing import ProbingSide
@@ -145,7 +146,11 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
             return SimpleNamespace(begin_ns=len(opened) * 10**9, end_ns=0, subjects=("collectives",), hits=0)
 
         session.probes = SimpleNamespace(
-            probed=set(), refused={}, pulse=set(), open_window=open_window, entry_prices=lambda: np.zeros(256)
+            probed=set(),
+            refused={},
+            pulse=set(),
+            open_window=open_window,
+            prices_of=lambda files: CallPrices(*np.zeros((3, 256))),
         )
         side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
         side.plan = Plan((Rung.COLLECTIVES,), duty=0.25, length_s=0.02, period_s=0.08)

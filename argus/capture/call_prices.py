@@ -1,0 +1,82 @@
+"""What calls cost the threads that make them, file by file: each file has code, and so prices, of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture.attachment import Attachment, subject_of
+from argus.capture.kernel.programs import Map
+from argus.model.calls import CALLS, FILE_SLOTS
+
+REFILL_NS = 5_000
+"""What a program loses after a hit of PyTorch's marks, until caches and branch predictors hold its own code and data
+again. Besides traps and runs it is 3.6 us of each of 7 hits a step, and some 6 us where one hit a step is left and
+each meets cold caches (``scripts/bench overhead``, PyTorch: 5 and 24 rounds, and twice 30). A loop that fits the caches
+loses nothing (the same bench, 1,000 and 10,000 launches a second)."""
+REFILL: NDArray[np.int64] = np.zeros(256, np.int64)
+"""By a call's number, ns."""
+REFILL[[call.id for call in CALLS if subject_of(call) in ("backward", "ranges")]] = REFILL_NS
+
+
+class CallPrices(NamedTuple):
+    """What traps cost, ns by the call's number, shape (256,) each; 0: it is not probed.
+
+    Attributes:
+        now: As calls are probed now: whole, or entries alone.
+        whole: With the exit, where that may be probed.
+        entry: Of an entry alone.
+    """
+
+    now: NDArray[np.float64]
+    whole: NDArray[np.float64]
+    entry: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, attachments: Iterable[Attachment], entries: Callable[[int], bool]) -> CallPrices:
+        """Of whoever maps these files; the highest, where several have a function. ``entries``: whether a call's entry
+        alone is probed."""
+        whole, entry = np.zeros(256), np.zeros(256)
+        for attachment in attachments:
+            for into, prices in ((whole, attachment.prices), (entry, attachment.entry_prices)):
+                for call, price in prices.items():
+                    into[call] = max(into[call], price)
+        alone = [call.id for call in CALLS if entries(call.id)]
+        now = whole.copy()
+        now[alone] = entry[alone]
+        return cls(now, whole, entry)
+
+    @classmethod
+    def mean(cls, groups: Iterable[tuple[CallPrices, float]]) -> CallPrices:
+        """Of several whose calls were so many: each function's, of those who can call it."""
+        groups = list(groups)
+        weights = np.array([weight for _, weight in groups])
+        if not weights.any():
+            weights = np.ones(len(groups))
+        columns = []
+        for column in zip(*(prices for prices, _ in groups), strict=True):
+            table = np.array(column)
+            share = weights[:, None] * (table > 0)
+            columns.append((table * share).sum(axis=0) / np.maximum(share.sum(axis=0), 1e-9))
+        return cls(*columns) if columns else cls(*np.zeros((3, 256)))
+
+
+def write_prices(table: Map, attachments: Iterable[Attachment], entries: Callable[[int], bool]) -> None:
+    """Has the kernel count what each process spends on traps, and loses after them (``REFILL``). Files that share the
+    last slot have the highest of their prices.
+
+    Args:
+        table: ``trap_prices`` of bpf/common.bpf.h.
+        attachments: All, or those that are new.
+        entries: As ``CallPrices.of`` has it.
+    """
+    shared: dict[int, int] = {}
+    for attachment in attachments:
+        for call, whole in attachment.prices.items():
+            price = attachment.entry_prices[call] if entries(call) else whole
+            if attachment.slot == FILE_SLOTS - 1:
+                price = shared[call] = max(shared.get(call, 0), price)
+            table.set(attachment.slot << 8 | call, price + int(REFILL[call]))
