@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from argus.cli.main import cli
 from argus.system import privileges
-from cli.main import cli
 from tests.e2e.conftest import ARGUS, attached
 from tests.kernel.conftest import wait_for_cuda
 from tests.stores import new_store
