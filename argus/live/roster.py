@@ -131,12 +131,14 @@ class Roster:
             self._session.note(f"forks are noticed twice a second only: {self.family.state}")
         pids = {target.pid for target in targets}
         now = time.monotonic()
+        self.admission.fill((), (target.identity.owner for target in targets), now)
         for target in sorted(targets, key=_without_rank):
             # A child of another target with its parent's rank is a helper; a launcher has no rank. Either is a rank
             # only once it makes calls.
             helper = parent_of(target.pid) in pids and target.identity.rank >= 0
             launcher = self._follow and (target.identity.rank < 0 or not target.on_gpu)
-            if helper or launcher:
+            chosen = target.pid in named or self.admission.may_join(target.pid, target.identity.owner)
+            if helper or launcher or not chosen:
                 self._candidates[target.pid] = _Candidate(now, target, from_the_start=True)
             else:
                 self._adopt(target)
@@ -182,10 +184,8 @@ class Roster:
         return [
             candidate.target
             for pid, candidate in self._candidates.items()
-            if candidate.target is not None
-            and candidate.target.on_gpu
-            and pid not in self._leaving
-            and self._parent_of(pid) not in self.by_pid
+            if candidate.target is not None and candidate.target.on_gpu
+            if pid not in self._leaving and self._parent_of(pid) not in self.by_pid
         ]
 
     def young(self, now: float) -> bool:
@@ -203,8 +203,7 @@ class Roster:
 
     def look_quickly(self, now: float) -> bool:
         """Looks at young candidates only. Cheap enough for 20 times a second. Whether something changed."""
-        owners = {candidate.owner for candidate in self._candidates.values() if candidate.owner is not None}
-        self.admission.fill(owners | {job.owner for job in self.jobs}, now)
+        self.admission.fill(self.jobs, (candidate.owner for candidate in self._candidates.values()), now)
         self._add_candidates(self.family.new(), now)
         return self._look_at_candidates(now) and self._attach(running=True)
 

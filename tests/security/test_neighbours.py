@@ -1285,6 +1285,38 @@ def test_jobs_that_an_owner_starts_without_end_do_not_hold_the_loop(monkeypatch:
     assert of.not_taken_in(1000) == 0
 
 
+def test_jobs_that_an_owner_has_run_on_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has rows in each turn, however little it does."""
+    of = Starting(monkeypatch)
+    first = 1 << 22
+    of.turn(of.start(1000, 1))
+    for turn in range(4000):
+        of.turn(of.start(NOBODY, first + turn))
+        of.roster._candidates.pop(first + turn, None)
+    jobs = Tally(job.owner[0] for job in of.roster.jobs)
+    most = (admission.SAVED_S + 100) / (admission.JOB_S + admission.LIVE_JOB_SHARE)
+    assert (
+        admission.OF_LOOP / admission.LIVE_JOB_SHARE < jobs[NOBODY] < 3 * admission.OF_LOOP / admission.LIVE_JOB_SHARE
+    )
+    assert jobs[NOBODY] < most / 10
+    of.turn(of.start(1000, 2))
+    assert 2 in of.roster.by_pid
+
+
+def test_of_what_a_trace_finds_no_owner_s_jobs_are_all_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Starting(monkeypatch)
+    owners = {1: (1000, ""), **{(1 << 22) + number: (NOBODY, "") for number in range(2000)}}
+    of.owners.update(owners)
+    monkeypatch.setattr("argus.live.roster.parent_of", lambda pid: 1)
+    monkeypatch.setattr(of.roster.family, "admit", lambda pids: None)
+    targets = [of._inspect(pid, wait=False) for pid in owners]
+    named = {targets[-1].pid}
+    of.roster.start(targets, named)
+    taken_in = of.roster.by_pid.keys()
+    assert {1, *named} <= taken_in, "who is named is traced, and who has few"
+    assert 100 < len(taken_in) < 300
+
+
 def test_who_starts_processes_without_end_has_its_ranks_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that make no call, such as a build's, are no ranks."""
     of = Starting(monkeypatch)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Set as AbstractSet
+from collections import Counter as Tally
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from argus.live.cost.turns import Turns
+from argus.live.job import Job
 from argus.model.losses import UNKNOWN, Losses, Owner, Whom
 
 OF_LOOP, SAVED_S = 0.1, 4.0
 """Share of the loop's time for either, and what an owner has saved that had few new processes. One costs 3 to 10 ms,
 all told: a node's ranks with their data-loader workers begin at once."""
 JOB_S = 0.025
-"""Price of a job that begins: its rows cost half a millisecond to 2 ms a turn as long as it lasts, and 10 s after."""
+"""Price of a job that begins, for what comes of it once: its rows, at its end, too."""
+LIVE_JOB_SHARE = 0.001
+"""Of the loop's time: price of a job that runs. Its rows cost 1 to 5 ms a second, all told. So an owner with a hundred
+jobs has no more of them begin beside others."""
 
 
 class Admission:
@@ -29,14 +34,27 @@ class Admission:
     def __init__(self, losses: Losses) -> None:
         self._losses = losses
         self._looks, self._ranks = (Turns(OF_LOOP, SAVED_S, time.monotonic) for _ in range(2))
+        self._filled = 0.0
         self._refused: set[int] = set()
         """Processes that have been counted."""
 
-    def fill(self, owners: AbstractSet[Owner], now: float) -> None:
-        """Gives each owner its part. ``owners``: of all jobs that are kept and of all processes that may be ranks;
-        ``now``: ``time.monotonic()``."""
+    def fill(self, jobs: Iterable[Job], owners: Iterable[Owner | None], now: float) -> None:
+        """Gives each owner its part.
+
+        Args:
+            jobs: All that are kept.
+            owners: Of all processes that may be ranks; None: not looked at yet.
+            now: ``time.monotonic()``.
+        """
+        elapsed_s, self._filled = now - self._filled if self._filled else 0.0, now
+        running = Tally({owner: 0 for owner in owners if owner is not None})
+        for job in jobs:
+            running[job.owner] += not job.over_since
         for turns in (self._looks, self._ranks):
-            turns.fill({UNKNOWN, *owners}, now)
+            turns.fill({UNKNOWN, *running}, now)
+        for owner, number in running.items():
+            if self._ranks.may(owner):
+                self._ranks.spend(owner, LIVE_JOB_SHARE * number * elapsed_s)
 
     def may_look(self, pid: int, owner: Owner) -> bool:
         """Whether there is time to see what a process has loaded."""

@@ -77,11 +77,13 @@ class SampledProcesses:
         self._refresh_all_due = 0.0
         self._execs = self._clones = self._clones_of_threads = self._clones_listed = -1
 
-    def pids_of(self, job: Job) -> NDArray[np.uint32]:
-        """PIDs of a job's processes, in order."""
-        pids = np.array([pid for pid, process in self.by_pid.items() if process.job is job], np.uint32)
-        pids.sort()
-        return pids
+    def pids_of_jobs(self) -> list[tuple[Job, NDArray[np.uint32]]]:
+        """Jobs that have processes, and their PIDs, in order."""
+        pids_of: dict[int, tuple[Job, list[int]]] = {}
+        for pid in sorted(self.by_pid):
+            job = self.by_pid[pid].job
+            pids_of.setdefault(id(job), (job, []))[1].append(pid)
+        return [(job, np.array(pids, np.uint32)) for job, pids in pids_of.values()]
 
     # ---- processes that begin and end
 

@@ -68,15 +68,17 @@ class StackRows:
         """
         all_counts, all_pauses = _joined(counts, records.STACK_COUNT), _joined(pauses, records.PAUSE)
         with_rank = np.zeros(len(all_counts), bool)
-        for job in {id(process.job): process.job for process in self._processes.by_pid.values()}.values():
-            pids = self._processes.pids_of(job)
+        usage_of: dict[int, list[tuple[SampledProcess, NDArray[np.void]]]] = {}
+        for process, used in usage:
+            usage_of.setdefault(id(process.job), []).append((process, used))
+        for job, pids in self._processes.pids_of_jobs():
             of_job = _among(all_counts["pid"], pids)
             with_rank |= of_job
             with self._session.bulkheads.job(job):
                 self._write_counts(job, _chosen(all_counts, of_job), now)
                 if len(all_pauses):
                     self._write_pauses(job, all_pauses[_among(all_pauses["pid"], pids)])
-                self._write_usage(job, usage)
+                self._write_usage(job, usage_of.get(id(job), []))
         if not with_rank.all():
             self._session.count_losses("stack_samples_without_rank", all_counts["pid"], all_counts["count"], ~with_rank)
         while self.recent and self.recent[0].until < now - RECENT_S + slack_s:
@@ -115,12 +117,11 @@ class StackRows:
         self._session.writer.append("gc_pauses", rows)
 
     def _write_usage(self, job: Job, usage: list[tuple[SampledProcess, NDArray[np.void]]]) -> None:
-        of_job = [(process, rows) for process, rows in usage if process.job is job]
-        if not of_job:
+        if not usage:
             return
-        ranks = np.repeat([process.rank for process, _ in of_job], [len(rows) for _, rows in of_job])
-        names = [process.name_of(tid) for process, rows in of_job for tid in rows["tid"].tolist()]
-        joined = _joined([rows for _, rows in of_job], records.THREAD_USAGE)
+        ranks = np.repeat([process.rank for process, _ in usage], [len(rows) for _, rows in usage])
+        names = [process.name_of(tid) for process, rows in usage for tid in rows["tid"].tolist()]
+        joined = _joined([rows for _, rows in usage], records.THREAD_USAGE)
         self._session.writer.append(
             "thread_usage", stack_rows.to_usage(joined, self._session.origin(job), ranks, names)
         )

@@ -158,8 +158,11 @@ class CallSide(Side):
         if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
             self._rows.ranks_changed(now)
         with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
+        members_of: dict[int, dict[int, Member]] = {}
+        for pid, (job, member) in self._session.roster.by_pid.items():
+            members_of.setdefault(id(job), {})[pid] = member
         for job in self._session.roster.jobs:
-            members = {pid: member for pid, (its, member) in self._session.roster.by_pid.items() if its is job}
+            members = members_of.get(id(job), {})
             if not members and (not final or job.finished):
                 continue
             pids = np.array(sorted(members), np.uint32)
