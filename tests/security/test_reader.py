@@ -423,6 +423,24 @@ def test_a_process_brings_few_dead_file_systems(monkeypatch: pytest.MonkeyPatch)
     assert one.reads(7)
 
 
+def test_of_hangs_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems come and go without end, and so do containers and processes."""
+    monkeypatch.setattr(reader, "_MOST_KEPT", 16)
+    one = Reader()
+    monkeypatch.setattr(one, "_end", lambda owner: None)
+    for number in range(100):
+        owner = (1000, f"container {number}")
+        monkeypatch.setattr(one, "_doing", lambda number=number: f"0:{number}")
+        one._blame(7 + number, owner, TimeoutError())
+        assert one._waits_s, "the newest is among them"
+        monkeypatch.setattr(one, "_doing", lambda: progress.MEMORY.decode())
+        one._blame(7 + number, owner, TimeoutError())
+        one.forget(7 + number)
+    kept = {name: len(value) for name, value in vars(one).items() if isinstance(value, dict | set | list)}
+    assert max(kept.values()) == 16, kept
+    assert "0:99 of user 1000 in container 99" in one._dead
+
+
 def test_a_user_whose_processes_hang_is_waited_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand processes whose memory does not answer, 4 s each, would hold up the trace for an hour."""
     one, patience = Reader(), []

@@ -90,6 +90,8 @@ cannot be ended. All processes of a user may leave as many as stay free. Whoever
 has ended."""
 _LETS_GO = ("close", "forget")
 """Requests that only let go of something."""
+_MOST_KEPT = 4096
+"""Hangs by what was touched and by whose it was, the newest: file systems come and go, and containers."""
 _MOST_BUDGETS = 16_384
 """Processes, or users, of which is remembered what they have left."""
 Owner = tuple[int, str]
@@ -175,7 +177,7 @@ class Reader:
         self._dead: dict[str, float] = {}
         self._reported: set[str] = set()
         self._waits_s: dict[str, float] = {}
-        self._hung: set[str] = set()
+        self._hung: dict[str, None] = {}
         self._own: set[str] = set()
         self._owners: dict[int, tuple[Owner, float]] = {}
         self._new_budgets()
@@ -492,7 +494,7 @@ class Reader:
         self._of_processes.forget(pid)
         for what in [what for what in self._waits_s if what.endswith(progress.of_process("", pid))]:
             self._dead.pop(what, None)
-            self._hung.discard(what)
+            self._hung.pop(what, None)
             del self._waits_s[what]
 
     def _revive(self) -> None:
@@ -511,6 +513,7 @@ class Reader:
         if isinstance(failure, TimeoutError):
             self._hangs_of[owner] += 1
             self._hangs_of[owner[0]] += 1
+            _drop_oldest(self._hangs_of)
         if doing == progress.MEMORY.decode() and isinstance(failure, TimeoutError):
             if pid not in self._no_memory:
                 self.counters["memory_hung"] += 1
@@ -523,7 +526,9 @@ class Reader:
             self._dead[what] = time.monotonic() + wait_s
             hung = doing if _DEVICE.fullmatch(doing) else what
             self.counters["file_systems_hung"] += hung not in self._hung
-            self._hung.add(hung)
+            self._hung[hung] = None
+            for kept in (self._waits_s, self._dead, self._hung):
+                _drop_oldest(kept)
             self.on_loss("file_systems_hung", pid, 1, what)
             self._hangs[pid] += 1
             if self._hangs[pid] == MOST_HANGS and self.reads(pid):
@@ -577,6 +582,11 @@ class Reader:
             answer.close()
             if self.on_slow is not None:
                 self.on_slow(str(answer.what["slow"])[:4096])
+
+
+def _drop_oldest(kept: dict[Any, Any]) -> None:
+    while len(kept) > _MOST_KEPT:
+        del kept[next(iter(kept))]
 
 
 class _Budget(Generic[Key]):

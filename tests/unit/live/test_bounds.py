@@ -83,6 +83,7 @@ CLASSES = {
     "capture/sampler": ("StackProbes",),
     "tables/collectives": ("Generations",),
     "capture/process/names": ("KernelNames",),
+    "capture/reader/reader": ("Reader",),
     "capture/process/demangler": ("Demangler",),
     "capture/process/symbols": ("Symbols",),
     "capture/python/code": ("CodeResolver",),
