@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +117,20 @@ def test_what_is_no_regular_file_is_never_opened(folder: Path, kind: str) -> Non
         mapped.open_beside(os.getpid(), str(place))
 
 
+def test_a_lease_on_a_file_is_not_waited_for(folder: Path) -> None:
+    """Its holder has 45 s to let go, in which the open would wait. The kernel signals it; here that ends the lease."""
+    (folder / "leased.so").write_bytes(b"code" * 2000)
+    fd = os.open(folder / "leased.so", os.O_RDWR)
+    before = signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK))
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BlockingIOError):
+            mapped.open_beside(os.getpid(), str(folder / "leased.so"))
+    finally:
+        signal.signal(signal.SIGIO, before)
+        os.close(fd)
+
+
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 @pytest.mark.parametrize("permitted", [True, False])
 def test_a_process_with_mounts_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch, permitted: bool) -> None:
@@ -128,6 +144,25 @@ def test_a_process_with_mounts_of_its_own(folder: Path, monkeypatch: pytest.Monk
         if not permitted:
             _without_map_files(monkeypatch)
         assert mapped.open_mapped(pid, where).read(8, 7992) == b"  inside"
+
+
+@pytest.mark.skipif(shutil.which("nsenter") is None, reason="needs nsenter")
+def test_the_same_inode_of_another_device_is_another_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tmpfs counts its inodes from 1: whoever mounts two chooses which file has the number of which."""
+    mounted = "mount -t tmpfs none {0} && printf '%8000s' {1} > {0}/made.so && chmod 755 {0}"
+    maps = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
+    maps += [mounted.format(folder, "first") + ' && exec "$@"', "sh"]
+    with mapping([folder / "made.so"], maps) as pid:
+        where = mapping_of(pid, "made.so")
+        inside = ["nsenter", f"--target={pid}", "--mount", "sh", "-c", mounted.format(folder, "second")]
+        subprocess.run(inside, check=True)
+        there = os.stat(f"/proc/{pid}/root{folder}/made.so")
+        if there.st_ino != where.inode:
+            pytest.skip("inodes of tmpfs are numbered across mounts, as before Linux 5.9")
+        assert mapped.device_of(there.st_dev) != where.device
+        _without_map_files(monkeypatch)
+        with pytest.raises(mapped.Refused, match="another file"):
+            mapped.open_mapped(pid, where)
 
 
 def _overlay(folder: Path) -> str:
