@@ -18,9 +18,13 @@ from argus.capture.process.environment import process_facts
 from argus.capture.process.targets import open_target
 from argus.cli.main import main
 from argus.importers import nsys
+from argus.live.options import Options
+from argus.live.tracer import Tracer
 from argus.model.errors import ArgusError
 from argus.store import open as store_open
+from argus.store.open import open_store
 from argus.store.reader import next_run
+from argus.store.runs import new_run
 from argus.store.url import clear_text_warning, password_of_environment
 from argus.store.writer import Writer
 from argus.system import debug, redact, secrets
@@ -462,6 +466,19 @@ def test_a_clock_that_was_set_back_makes_no_old_run_the_newest(tmp_path: Path) -
     assert next_run(now, now) == now + 1
     assert next_run(now, now + 7200) == now + 7201
     assert next_run(now, 2**32 - 1) == now, "no number is left"
+
+
+def test_what_begins_a_run_numbers_it_after_the_newest_of_its_store(tmp_path: Path) -> None:
+    """A trace, and what stores a run as a whole."""
+    ahead = int(time.time()) + 7200
+    job = {"job": "j", "run": ahead, "host": "h", "started": [1], "ended": [None], "world_size": 1, "launcher": "",
+           "mono_offset_ns": 0, "argus_version": "", "version": 1}  # fmt: skip
+    store = open_store(f"spool://{tmp_path}/spool")
+    writer = Writer(store, source="test")
+    writer.append("jobs", job)
+    writer.close()
+    assert Tracer(store, Options())._open_store() == ahead + 1
+    assert new_run(store) == ahead + 1
 
 
 # ---- M9: descriptors
