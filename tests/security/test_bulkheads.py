@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import threading
 import warnings
 from operator import attrgetter
 from types import SimpleNamespace
@@ -588,6 +589,41 @@ def test_a_suspended_argus_has_not_stalled() -> None:
         dog.look(160.0, cpu=cpu)
         dog.look(160.25, cpu=cpu)
         assert dog.stalls == stalls
+
+
+def test_a_trace_is_watched_while_it_turns_and_between_turns(tracer: Any) -> None:
+    """Also its first turn, before which nothing is expected."""
+    dog = tracer._watchdog
+
+    def look(now: float, slack_s: float = 0.0) -> None:
+        dog.look(now + 2 * STALL_S, cpu=now)
+
+    tracer._stacks.poll.side_effect = look
+    tracer.poll()
+    assert any("the loop has not turned for 2.0 s, at: stacks;" in line for line in tracer.session.notes)
+    look(tracer._polled + tracer.pace_s - 1.1 * STALL_S)
+    assert dog.stalls == 1, "the next turn is not due yet"
+    look(tracer._polled + tracer.pace_s)
+    assert dog.stalls == 2, "it does not come"
+    tracer._stacks.poll.side_effect, tracer._look_due, tracer._work_due = None, 0.0, 0.0
+    tracer.poll()
+    tracer.stop()
+    look(tracer._polled + 100 * STALL_S)
+    assert dog.stalls == 2, "after the end no turn is due"
+
+
+def test_the_rings_of_a_trace_are_read_by_its_watchdog(tracer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment at which they are loaded, whether the loop turns or not."""
+    monkeypatch.setattr(trace, "Probes", lambda **_: tracer.session.probes)
+    monkeypatch.setattr(trace, "Roster", lambda *_, **__: tracer.session.roster)
+    relieved = [threading.Event() for _ in tracer.sides]
+    for side, event in zip(tracer.sides, relieved, strict=True):
+        monkeypatch.setattr(side, "relieve", lambda now, event=event: event.set())
+    tracer._load()
+    try:
+        assert all(event.wait(10) for event in relieved)
+    finally:
+        tracer._watchdog.close()
 
 
 def test_a_clock_that_jumps_is_taken_over_and_reported(tracer: Any) -> None:
