@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from operator import attrgetter
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from rich.console import Console
 
 from argus.capture.process.targets import Identity
 from argus.cli import session
-from argus.cupti import shared
+from argus.cupti import buffers, shared
 from argus.cupti.buffers import Buffers
 from argus.diagnose.follow.standing import News
 from argus.diagnose.follow.watch import Watch
@@ -273,14 +275,44 @@ def test_records_that_change_between_walk_and_look_up_do_no_harm() -> None:
     assert len(batches) == 1
 
 
-def test_what_was_checked_is_what_is_read() -> None:
-    """A buffer is copied once; the process goes on writing into its own."""
-    made: Any = Buffers(7)
-    made.geometry = (1, 64)
-    theirs = np.zeros(64, np.uint8)
-    own = made._own(theirs)
-    theirs[:] = 255
-    assert not own.any()
+@pytest.mark.parametrize(("state", "left"), [("READY", False), ("FULL", False), ("FULL", True), ("LENT", True)])
+def test_what_was_checked_is_what_is_read(monkeypatch: pytest.MonkeyPatch, state: str, left: bool) -> None:
+    """Whoever walked the buffer, while the process lives or after: what it goes on writing there has no effect."""
+    pytest.importorskip("cupti.cupti")
+    from argus.cupti import layouts
+
+    known = layouts.for_version(130400)
+    total = shared.total_bytes(1, 1 << 14)
+    fd = os.memfd_create("argus-test")
+    os.truncate(fd, total)
+    memory = shared.Memory(fd, total)
+    buffer, index = memory.buffer(0, 1 << 14)
+    made = np.zeros(7, known.dtype(known.kind("CONCURRENT_KERNEL")))
+    ended = time.monotonic_ns()
+    made["kind"], made["correlation_id"] = known.kind("CONCURRENT_KERNEL"), range(7)
+    made["start"], made["end"] = ended - 100, ended
+    buffer[: made.nbytes], index[:7] = made.view("u1"), np.arange(0, made.nbytes, made.itemsize)
+    memory.slots[0]["valid"], memory.slots[0]["count"] = made.nbytes, 7
+    memory.slot_states[0] = shared.SlotState[state]
+
+    def meanwhile(function: Any) -> Any:
+        def changed(*words: Any, **options: Any) -> Any:
+            buffer[:], index[:] = 0xFF, 0xFFFFFFFF
+            return function(*words, **options)
+
+        return changed
+
+    walk = meanwhile(buffers.load_walk())
+    monkeypatch.setattr(buffers, "load_walk", lambda: walk)
+    monkeypatch.setattr(buffers, "decode", meanwhile(buffers.decode))
+    found = Buffers(7)
+    found.layouts, found.geometry, found.since_ns = known, (1, 1 << 14), ended - 1000
+    found.claim, found.walk = lambda address: 1, walk
+    batches: list[Any] = []
+    (found.take_left if left else found.take)(memory, batches)
+    assert [batch.gpu["correlation"].tolist() for batch in batches] == [list(range(7))]
+    assert not found.rejected
+    os.close(fd)
 
 
 # ---- the session
