@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -47,6 +48,7 @@ from argus.system import limits
 from argus.tables.arrow import Origin
 from tests.builders.live_views import a_view
 from tests.builders.sessions import a_session
+from tests.stores import new_store, rows
 from tests.unit.live.sides.test_stack_samples import PID, Session
 
 
@@ -702,6 +704,15 @@ with frugal():
     assert inside == f"{limits.OOM_SCORE} {limits.DATA_BYTES} refused"
     assert after.split()[1] == free == "-1"
     assert int(after.split()[0]) < limits.OOM_SCORE
+
+
+def test_the_engine_dies_before_the_tracer_and_leaves_the_job_most_memory(tmp_path: Path) -> None:
+    with open_store(new_store(tmp_path)) as store:
+        settings = dict(rows(store, "SELECT name, value FROM system.server_settings"))
+        engine = (tmp_path / "store" / "lock").read_text().split()[0]
+        score = int(Path(f"/proc/{engine}/oom_score_adj").read_text())
+    assert settings["max_server_memory_usage_to_ram_ratio"] == "0.25"
+    assert score == 500 > limits.OOM_SCORE
 
 
 # ---- rows
