@@ -6,6 +6,7 @@ import os
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def bomb(levels: int, name: str = "f") -> str:
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Demangler]:
     """One whose child may be starved: its limit is of CPU time."""
     monkeypatch.setattr(demangler, "WAIT_S", 60.0)
+    monkeypatch.setattr(demangler.Child._read, "__defaults__", (60.0,))
     made = Demangler()
     yield made
     made.close()
@@ -104,6 +106,15 @@ def test_the_child_has_bounded_memory(names: Demangler) -> None:
     lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
     space = next(line for line in lines if line.startswith("Max address space")).split()
     assert int(space[3]) < 160 << 20, "the interpreter, and 64 MiB"
+
+
+def test_the_child_has_bounded_cpu_time(names: Demangler) -> None:
+    """It ends by itself: the asking side is in no hurry here."""
+    names.names([bomb(9)])
+    process = names._child._process
+    assert process is not None
+    assert names.names([bomb(23)]) == [bomb(23)], "of seconds"
+    assert process.returncode == -signal.SIGPROF
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="has rights to give up as root only")
