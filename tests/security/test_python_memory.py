@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from argus.capture.python import code, interpreter, layouts
 from argus.capture.python.code import MAX_LINE, CodeResolver
@@ -47,6 +48,19 @@ def test_a_line_table_with_an_impossible_step(bits: int) -> None:
     assert table["lines"].to_pylist() == [found[-1:]]
 
 
+def test_a_number_of_a_line_table_is_not_as_long_as_its_bytes() -> None:
+    """Each further byte would cost as much as there are bits before it."""
+    bits: list[int] = []
+
+    class First(int):
+        def __add__(self, other: int) -> int:
+            bits.append(other.bit_length())
+            return int(self) + other
+
+    code._DECODERS["locations"](step_of(1 << 100_000), First(10))
+    assert bits[0] < 64
+
+
 def test_rows_take_any_line() -> None:
     """Wherever a frame comes from."""
     stack = Stack((Frame("python", "f", "x.py", 1 << 40), Frame("python", "g", "x.py", -3)), "complete", "none")
@@ -65,11 +79,16 @@ def test_any_bytes_are_a_line_table(decoder: str) -> None:
         assert all(0 <= line <= MAX_LINE for line in lines)
 
 
-def resolver() -> CodeResolver:
+def of_3_11() -> NDArray[np.void]:
     record = np.zeros((), interpreter.PYTHON)
     layout = layouts.LAYOUTS[3, 11]
     for field in interpreter._SAME:
         record[field] = getattr(layout, field)
+    return record
+
+
+def resolver() -> CodeResolver:
+    record = of_3_11()
     record["major"], record["minor"] = 3, 11
     return CodeResolver(-1, record)
 
@@ -136,10 +155,7 @@ class Forged:
 
 
 def test_forged_lists_of_interpreters_and_threads_end() -> None:
-    record = np.zeros((), interpreter.PYTHON)
-    layout = layouts.LAYOUTS[3, 11]
-    for field in interpreter._SAME:
-        record[field] = getattr(layout, field)
+    record = of_3_11()
     record["runtime"] = 1 << 20
     left_out.take()
     memory: Any = Forged(4096 * 8)
@@ -149,6 +165,15 @@ def test_forged_lists_of_interpreters_and_threads_end() -> None:
     assert left_out.take() == [("python_lists_cut", 7, 1)]
     memory = Forged(8)
     assert len(list(interpreter._list(memory, 8, 8, MAX_INTERPRETERS))) == MAX_INTERPRETERS
+    assert left_out.take() == [("python_lists_cut", 7, 1)]
+
+
+def test_a_forged_list_of_threads_takes_bounded_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is slow to read: 500 states in 50 ms, and each 64th time the clock is asked."""
+    left_out.take()
+    memory: Any = Forged(4096 * 8)
+    monkeypatch.setattr(interpreter, "time", SimpleNamespace(thread_time=lambda: memory.reads * 1e-4))
+    assert 500 <= len(list(interpreter._thread_states(memory, of_3_11()))) < 500 + 64
     assert left_out.take() == [("python_lists_cut", 7, 1)]
 
 
