@@ -436,6 +436,18 @@ def test_views_of_a_recording_are_not_run(tmp_path: Path) -> None:
     export.close()
 
 
+def test_a_recording_calls_no_function_of_the_application(tmp_path: Path) -> None:
+    """Whatever its schema has SQLite compute, where a view were read all the same."""
+    file = recording(tmp_path, "CREATE VIEW v AS SELECT outside() AS x")
+    export = nsys._Export(file)
+    called: list[bool] = []
+    export._db.create_function("outside", 0, lambda: called.append(True))
+    with pytest.raises(ArgusError, match="unsafe use of outside"):
+        export.rows("SELECT x FROM v")
+    assert not called
+    export.close()
+
+
 def test_a_query_of_a_recording_ends(tmp_path: Path) -> None:
     """Whatever the file holds: the work is bounded by its size."""
     file = recording(tmp_path, "CREATE TABLE t (start INTEGER)")
