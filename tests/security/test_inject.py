@@ -249,6 +249,16 @@ def test_a_file_in_memory_that_keeps_who_writes_waiting_is_given_up(monkeypatch:
     os.close(pidfd)
 
 
+def test_a_file_on_disk_is_not_written_even_where_the_process_may() -> None:
+    pidfd = os.pidfd_open(os.getpid())
+    # Not in /tmp, which may be in memory.
+    with tempfile.TemporaryFile(dir="/var/tmp") as file, inject._Filler(b"the helper") as filler:
+        with pytest.raises(OSError, match="Invalid argument"):
+            filler.fill(pidfd, file.fileno())
+        assert os.fstat(file.fileno()).st_size == 0
+    os.close(pidfd)
+
+
 def test_a_stack_pointer_that_is_no_address_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inject, "REST_TIMEOUT_S", 0.3)
     process = start("stack")
