@@ -71,8 +71,9 @@ while len(content) < int(sys.argv[1]) and (part := sock.recv(int(sys.argv[1]) - 
 failure = errno.EINVAL
 try:
     file = socket.recv_fds(sock, 1, 1)[1][0]
-    fcntl.fcntl(file, fcntl.F_GET_SEALS)  # EINVAL: it is no file in memory
-    if not os.fstat(file).st_size and os.pwrite(file, content, 0) == len(content):
+    # EINVAL: it is no file in memory. A tmpfs's has its seals sealed; one of memfd_create that is new has not.
+    sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
+    if not sealed and not os.fstat(file).st_size and os.pwrite(file, content, 0) == len(content):
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, {_SEALS})
         failure = 0
 except OSError as reason:

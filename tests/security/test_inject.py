@@ -249,10 +249,11 @@ def test_a_file_in_memory_that_keeps_who_writes_waiting_is_given_up(monkeypatch:
     os.close(pidfd)
 
 
-def test_a_file_on_disk_is_not_written_even_where_the_process_may() -> None:
+@pytest.mark.parametrize("folder", ["/var/tmp", "/dev/shm"])
+def test_a_file_with_a_name_is_not_written_even_where_the_process_may(folder: str) -> None:
+    """Neither on a disk, nor on a tmpfs, whose files may have seals, too."""
     pidfd = os.pidfd_open(os.getpid())
-    # Not in /tmp, which may be in memory.
-    with tempfile.TemporaryFile(dir="/var/tmp") as file, inject._Filler(b"the helper") as filler:
+    with tempfile.TemporaryFile(dir=folder) as file, inject._Filler(b"the helper") as filler:
         with pytest.raises(OSError, match="Invalid argument"):
             filler.fill(pidfd, file.fileno())
         assert os.fstat(file.fileno()).st_size == 0
