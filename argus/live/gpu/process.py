@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from argus.capture.process.targets import PROC, Target, mapped_pages
 from argus.cupti.collector import Collector, CuptiOptions
 from argus.cupti.decode import Batch
+from argus.live.gpu.room import MOST_OPS
 from argus.live.job import Job, Member
 from argus.model import records
 from argus.model.losses import Owner
@@ -23,10 +23,6 @@ from argus.semantics.phases.gpu import kinds_of, what_of
 from argus.system.aside import Aside
 from argus.tables import gpu as gpu_rows
 
-MOST_OPS, OF_OWNER, OF_ALL = 2 << 20, 8 << 20, 16 << 20
-"""Operations of all GPUs of a process that are kept for windows, and for steps, 36 MB a million: what a process says of
-its GPUs and of when something ran may be anything. And of all processes of an owner, and in all: each process has as
-much. A rank keeps some thousands."""
 LINGER_S = 3.0
 """How long after its end a process's last records, and the last steps of its job, are waited for."""
 RECENT_WINDOWS = 5
@@ -151,6 +147,22 @@ class GpuProcess:
         """Whether its records are taken, or may be."""
         return self.program is not None and not self.over and self.program.collector.armed
 
+    @property
+    def held(self) -> int:
+        """Operations that are kept of it, for windows or for steps."""
+        return max(self.usage.size, self.steps.size)
+
+    def keep(self, most: int) -> None:
+        """Keeps no more than so many operations for windows, and for steps."""
+        self.usage.keep(most)
+        self.steps.keep(most)
+
+    def take_over_share(self) -> int:
+        """Operations that were dropped since the last call, as there was no room for them."""
+        dropped = max(self.usage.over_share, self.steps.over_share)
+        self.usage.over_share = self.steps.over_share = 0
+        return dropped
+
     def has_last_steps(self, now: float) -> bool:
         """Whether no step of it is expected any more, once it has ended."""
         return (self.job is not None and self.job.finished) or now > self.ended_at + LINGER_S
@@ -161,15 +173,6 @@ class GpuProcess:
         self.program = self.injection = None
         self.usage, self.steps, self.flops = GpuUsage(MOST_OPS), GpuSteps(MOST_OPS), GpuFlops()
         self.unanswered = self.unanswered[:0].copy()
-
-
-def share_room(processes: Iterable[GpuProcess]) -> None:
-    """Has processes keep as many operations as there is room for."""
-    live = [process for process in processes if not process.over]
-    of_owner = Counter(process.owner for process in live)
-    for process in live:
-        most = min(MOST_OPS, OF_OWNER // of_owner[process.owner], OF_ALL // len(live))
-        process.usage.most = process.steps.most = most
 
 
 def key_of(target: Target) -> tuple[int, int]:

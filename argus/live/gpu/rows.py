@@ -108,6 +108,16 @@ class GpuRows:
             self._session.writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
         self._write_steps(process, origin, rank, final=final)
 
+    def keep(self, process: GpuProcess, most: int) -> None:
+        """Keeps no more than so many operations of a rank for windows, and for steps, since others need the room."""
+        process.keep(most)
+        self._count_over_share(process)
+
+    def _count_over_share(self, process: GpuProcess) -> None:
+        """Operations that were dropped, as there was no room for them, are losses of the rank's job."""
+        if number := process.take_over_share():
+            self._session.losses.count("gpu_ops_over_share", Whom(process.job, process.owner), number=number)
+
     def _feed(self, process: GpuProcess, program: CuptiProgram, ops: NDArray[np.void]) -> None:
         """Operations to all that adds them up."""
         assert process.member is not None
@@ -119,6 +129,7 @@ class GpuRows:
         self._kernel_side.feed(process.job, process.member.rank, process.target.pid, program.names, ops, communication)
         process.usage.feed(ops, communication)
         process.steps.feed(ops, communication, kinds)
+        self._count_over_share(process)
         if self._session.options.cupti_options.api:
             process.flops.feed(ops[~communication], words[~communication], program.names.words)
         duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)

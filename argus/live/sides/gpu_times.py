@@ -24,7 +24,8 @@ from argus.live.coverage import Seen
 from argus.live.gpu.describe import GpuView, describe, failures, view_of
 from argus.live.gpu.duty_cycle import DutyCycles
 from argus.live.gpu.injection import Injector
-from argus.live.gpu.process import LINGER_S, CuptiProgram, GpuProcess, key_of, mapped_now, share_room
+from argus.live.gpu.process import LINGER_S, CuptiProgram, GpuProcess, key_of, mapped_now
+from argus.live.gpu.room import over_room
 from argus.live.gpu.rows import GpuRows
 from argus.live.job import Job, Member
 from argus.live.roster import YOUNG_S
@@ -68,7 +69,13 @@ COUNTERS = (
 """What ``Correlator`` counts; none is a loss."""
 
 
-_OF_PROCESSES = ("gpu_ops_without_rank", "gpu_ops_of_no_device", "gpu_launches_unanswered", "gpu_processes_missed")
+_OF_PROCESSES = (
+    "gpu_ops_without_rank",
+    "gpu_ops_of_no_device",
+    "gpu_ops_over_share",
+    "gpu_launches_unanswered",
+    "gpu_processes_missed",
+)
 """Losses that are counted as they come, in ``Session.losses``."""
 
 
@@ -158,7 +165,6 @@ class GpuSide(Side):
 
     def _add(self, process: GpuProcess) -> GpuProcess:
         self._processes.append(process)
-        share_room(self._processes)
         if self._mode == "auto":
             process.program = self._program_of(process)
         return process
@@ -298,10 +304,7 @@ class GpuSide(Side):
         if program is not None:
             self._count(process, program)
             program.collector.close()
-        self._late += process.usage.late
-        self._dropped += process.steps.dropped
-        self._guessed += process.steps.phases.guessed
-        self._products_unknown += process.flops.products.unknown
+        self._tally(process)
         process.drop_records()
 
     def _fetch(self, process: GpuProcess, now: float) -> None:
@@ -340,6 +343,9 @@ class GpuSide(Side):
             if not process.over:
                 with self._guard(process), self._turns.spending(process.owner):
                     self._work_on(process, cuda, now, now_ns, final=final)
+        for process, most in over_room(self._processes):
+            with self._guard(process), self._turns.spending(process.owner):
+                self._rows.keep(process, most)
         self._processes = [each for each in self._processes if not each.over or each.member is not None]
 
     def _work_on(self, process: GpuProcess, cuda: NDArray[np.void], now: float, now_ns: int, *, final: bool) -> None:
@@ -376,15 +382,11 @@ class GpuSide(Side):
         self._failed += failures([each for each in self._processes if each.over and each.job is job])
         self._processes = [each for each in self._processes if not each.over or each.job is not job]
         self._duties.forget({each.owner for each in self._processes})
-        share_room(self._processes)
 
     def _end(self, process: GpuProcess) -> None:
         """Stores the last windows and lets go."""
         process.over = True
-        self._late += process.usage.late
-        self._dropped += process.steps.dropped
-        self._guessed += process.steps.phases.guessed
-        self._products_unknown += process.flops.products.unknown
+        self._tally(process)
         if process.program is None:
             if process.job is not None:
                 self._kernel_side.settle(process.job, process.target.pid, [], final=True)
@@ -489,6 +491,13 @@ class GpuSide(Side):
             if loss:
                 self._lost.count(name, _whom(process), number=value)
 
+    def _tally(self, process: GpuProcess) -> None:
+        """Keeps what was counted of a process that is over."""
+        self._late += process.usage.late
+        self._dropped += process.steps.dropped
+        self._guessed += process.steps.phases.guessed
+        self._products_unknown += process.flops.products.unknown
+
     def _count_without_rank(self, process: GpuProcess, batches: Iterable[Batch]) -> None:
         number = sum(len(batch.gpu) for batch in batches)
         self._session.losses.count("gpu_ops_without_rank", _whom(process), number=number)
@@ -506,8 +515,7 @@ class GpuSide(Side):
             dropped += process.steps.dropped
             if process.program is not None:
                 counters = _sum(counters, process.program)
-        counters["gpu_ops_late"] = (late, False)
-        counters["gpu_ops_without_step"] = (dropped, False)
+        counters |= {"gpu_ops_late": (late, False), "gpu_ops_without_step": (dropped, False)}
         live = (process.steps.phases.guessed for process in self._processes if not process.over)
         counters["gpu_collectives_guessed"] = (self._guessed + sum(live), False)
         unknown = (process.flops.products.unknown for process in self._processes if not process.over)
@@ -532,8 +540,7 @@ class GpuSide(Side):
                 continue
             if process.job is job or (process.job is None and self._lost.may_be(job, process.owner)):
                 own.update({n: value for n, (value, loss) in process.program.collector.counters().items() if loss})
-        own["gpu_times_failed"] = failures(process for process in self._processes if process.job is job)
-        return dict(own)
+        return {**own, "gpu_times_failed": failures(each for each in self._processes if each.job is job)}
 
     def top_kernels(self, count: int) -> list[tuple[str, int, int]]:
         """The kernels that took most time on the GPUs: name, calls, nanoseconds."""

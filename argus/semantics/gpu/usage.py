@@ -151,7 +151,11 @@ class GpuUsage:
 
     def __init__(self, most: int | None = None) -> None:
         self.late = 0
-        """Operations that came after their window was closed, or were too many."""
+        """Operations that came after their window was closed."""
+        self.over_share = 0
+        """Operations that were dropped since there were too many."""
+        self.size = 0
+        """Operations that a window still needs."""
         self.most = most
         self._devices: dict[int, _Device] = {}
         self._newest_ns = 0
@@ -179,11 +183,18 @@ class GpuUsage:
                 device.closed_ns = min(device.closed_ns, first)
             self.late += int(np.sum(of_device["start"] < device.closed_ns))
             device.fresh.append(of_device)
-        while self.most is not None and sum(device.size for device in self._devices.values()) > self.most:
+        self.size += len(short)
+        if self.most is not None:
+            self.keep(self.most)
+
+    def keep(self, most: int) -> None:
+        """Drops the oldest operations where there are more than so many."""
+        while self.size > most:
             device = max(self._devices.values(), key=lambda device: device.size)
             device.ops, dropped = _newest([device.ops, *device.fresh], device.size // 2)
             device.fresh = []
-            self.late += dropped
+            self.size -= dropped
+            self.over_share += dropped
 
     def advance(self, *, final: bool = False) -> NDArray[np.void]:
         """The windows that can be closed.
@@ -207,7 +218,9 @@ class GpuUsage:
             edges = np.concatenate([[device.closed_ns], inner, [end]])
             windows.append(_windows(device, edges, self._launches_known))
             device.closed_ns, device.begun = end, True
-            device.ops = device.ops[device.ops["end"] > end]
+            needed = device.ops["end"] > end
+            self.size -= int(np.sum(~needed))
+            device.ops = device.ops[needed]
         return np.concatenate(windows)
 
 
@@ -229,6 +242,10 @@ class GpuSteps:
         self.most = most
         self.dropped = 0
         """Operations that were dropped since their step did not come."""
+        self.over_share = 0
+        """Operations that were dropped since others need the room (``keep``)."""
+        self.size = 0
+        """Operations that wait for their step."""
         self.phases = GpuPhases()
         self._split: list[NDArray[np.void]] = []
         self._collectives: list[NDArray[np.void]] = []
@@ -253,22 +270,33 @@ class GpuSteps:
         for number in np.unique(ops["device"]).tolist():
             kept = self._ops.setdefault(number, [])
             kept.append(short[ops["device"] == number])
+            self.size += len(kept[-1])
             if sum(map(len, kept)) > KEPT_OPS:
-                self._drop(number, KEPT_OPS // 2)
-        while self.most is not None:
-            sizes = {number: sum(map(len, kept)) for number, kept in self._ops.items()}
-            if sum(sizes.values()) <= self.most:
-                break
-            number = max(sizes, key=sizes.__getitem__)
-            self._drop(number, sizes[number] // 2)
+                self.dropped += self._drop(number, KEPT_OPS // 2)
+        if self.most is not None:
+            self.dropped += self._shrink(self.most)
 
-    def _drop(self, number: int, left: int) -> None:
-        """Drops all operations of a device but those that ended last."""
+    def keep(self, most: int) -> None:
+        """Drops the oldest operations where there are more than so many, since others need the room."""
+        self.over_share += self._shrink(most)
+
+    def _shrink(self, most: int) -> int:
+        """Leaves no more than so many. Returns how many it dropped."""
+        dropped = 0
+        while self.size > most:
+            sizes = {number: sum(map(len, kept)) for number, kept in self._ops.items()}
+            number = max(sizes, key=sizes.__getitem__)
+            dropped += self._drop(number, sizes[number] // 2)
+        return dropped
+
+    def _drop(self, number: int, left: int) -> int:
+        """Drops all operations of a device but those that ended last. Returns how many."""
         newest, dropped = _newest(self._ops[number], left)
-        self.dropped += dropped
+        self.size -= dropped
         self._ops[number] = [newest]
         if len(newest):
             self._first_ns = int(newest["end"][0])
+        return dropped
 
     def learn(self, ops: NDArray[np.void], communication: NDArray[np.bool_], kinds: NDArray[np.uint8]) -> None:
         """Learns how long transfers take, from operations that are fed later. Arguments as for ``feed``."""
@@ -353,6 +381,7 @@ class GpuSteps:
                 windows.append(out)
             self._split_phases(number, ops, windows)
             self._ops[number] = [ops[ops["end"] > over[-1, 0]]]
+            self.size -= len(ops) - len(self._ops[number][0])
         return np.concatenate(finished)
 
     def _split_phases(self, number: int, ops: NDArray[np.void], parts: list[NDArray[np.void]]) -> None:

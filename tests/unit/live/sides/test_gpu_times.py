@@ -19,10 +19,10 @@ from argus.cli.live import Scene, frame, plain_line
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.live.display.view import JobView, RankView, View
-from argus.live.gpu import injection
+from argus.live.gpu import injection, room
 from argus.live.gpu import process as gpu_process
 from argus.live.gpu import rows as rows_of_gpus
-from argus.live.gpu.process import MOST_OPS, OF_ALL, OF_OWNER, GpuProcess, host_tids, share_room
+from argus.live.gpu.process import host_tids
 from argus.live.job import Job, Member
 from argus.live.sides import gpu_times as gpu_module
 from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
@@ -30,7 +30,7 @@ from argus.live.sides.kernel_rows import KernelSide
 from argus.model import records
 from argus.model.calls import BY_SYMBOL
 from argus.model.errors import ArgusError
-from argus.model.losses import UNKNOWN
+from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
 from argus.semantics.steps.by_calls import ITERATION
 from argus.store.arrow import to_arrow
@@ -937,17 +937,79 @@ def test_helpers_hear_of_argus_while_the_loop_hangs(made: list[FakeCollector]) -
         assert made[0].beats == beats, late_s
 
 
-def test_operations_of_an_owner_s_processes_are_bounded_in_all(made: list[FakeCollector]) -> None:
-    owners = [(1001, "")] * 30 + [(1002, "")]
-    jobs = [Job("j", 7, "", owner) for owner in owners]
-    target: Any = SimpleNamespace(pid=1, start_ticks=1)
-    processes = [GpuProcess(target, 0.0, job=job) for job in jobs]
-    share_room(processes[:1])
-    assert processes[0].usage.most == processes[0].steps.most == MOST_OPS
-    share_room(processes)
-    assert sum(process.usage.most or 0 for process in processes[:30]) <= OF_OWNER
-    assert processes[-1].usage.most == OF_ALL // 31
-    for process in processes[1:]:
-        process.over = True
-    share_room(processes)
-    assert processes[0].usage.most == MOST_OPS
+def beside(session: Session, number: int, owner: Owner = (1002, "")) -> Job:
+    """Another job of the session, with processes from PID 1000 on."""
+    other = Job("k", 8, "", owner)
+    for rank in range(number):
+        other.members[1000 + rank] = session.rank(rank, 1000 + rank)
+        del session.job.members[1000 + rank]
+    session.side._session.roster.jobs.append(other)
+    return other
+
+
+def test_idle_processes_of_others_take_no_room_for_operations(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.job.owner = (1001, "")
+    session.rank(0, 77)
+    beside(session, 2000)
+    session.go()
+    honest = next(each for each in made if each.pid == 77)
+    at = 1000 * S + np.arange(10_000) * 40 * US
+    at[0] = 999 * S  # before the step
+    given = ops(10_000, start_ns=at, end_ns=at + 30 * US, name=1, correlation=np.arange(10_000) + 1)
+    calls = host(10_000, kind=HostKind.RUNTIME, tid=7, correlation=given["correlation"], start_ns=at - MS)
+    honest.give(given, calls)
+    session.go()
+    steps = np.zeros(1, ITERATION)
+    steps["ts_ns"], steps["duration_ns"] = 1000 * S - 2 * MS, S
+    session.side.feed_steps(session.job, steps)
+    session.go(final=True)
+    assert [row["kernels"] for row in session.rows["gpu_steps"]] == [9_999]
+    assert session.side.counters()["gpu_ops_over_share"] == (0, True)
+
+
+def test_operations_of_an_owner_s_processes_are_bounded_in_all(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ran at one time, so that none is over. What is dropped is lost, of the job that had too many."""
+    monkeypatch.setattr(room, "OF_OWNER", 500)
+    monkeypatch.setattr(room, "OF_ALL", 1000)
+    session = Session()
+    session.job.owner = (1001, "")
+    session.rank(0, 77)
+    greedy = beside(session, 5)
+    session.go()
+
+    def give(number: int) -> None:
+        for each in made:
+            each.give(ops(number if each.pid >= 1000 else 20, start_ns=1000 * S, end_ns=1000 * S + MS, name=1))
+        session.go(4.0)
+
+    for _ in range(4):
+        give(100)
+        held = {process.target.pid: process.held for process in session.side._processes}
+        assert sum(number for pid, number in held.items() if pid >= 1000) <= 500
+    losses = session.side._session.losses
+    lost, loss = session.side.counters()["gpu_ops_over_share"]
+    assert loss
+    assert 2000 - 20 - 500 <= lost <= 2000
+    assert losses.of(greedy)["gpu_ops_over_share"] == lost
+    assert losses.of(session.job)["gpu_ops_over_share"] == 0
+    assert session.side.counters()["gpu_ops_late"] == (0, False)
+    assert session.side.counters()["gpu_ops_without_step"] == (0, False)
+
+
+def test_a_process_with_too_many_operations_of_its_own_loses_some(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_process, "MOST_OPS", 100)
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    made[0].give(ops(150, start_ns=1000 * S, end_ns=1000 * S + MS, name=1))
+    session.go(4.0)
+    session.go(4.0)
+    counters = session.side.counters()
+    assert counters["gpu_ops_over_share"] == (75, True), "of its second"
+    assert counters["gpu_ops_without_step"] == (75, False), "no step came"
+    assert session.job.losses["gpu_ops_over_share"] == 75

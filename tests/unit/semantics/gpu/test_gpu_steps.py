@@ -155,8 +155,28 @@ def test_operations_of_a_process_are_bounded_whatever_it_says(made: Any, devices
         kept.feed(given, none(given))
         sizes = [sum(map(len, parts)) for parts in getattr(kept, "_ops", {}).values()]
         sizes += [device.size for device in getattr(kept, "_devices", {}).values()]
-        assert sum(sizes) <= 1000
-    assert sum(sizes) + (kept.dropped if made is GpuSteps else kept.late) == 3000
+        assert kept.size == sum(sizes) <= 1000
+    assert sum(sizes) + (kept.dropped if made is GpuSteps else kept.over_share) == 3000
+
+
+@pytest.mark.parametrize("made", [GpuSteps, GpuUsage])
+def test_what_others_need_the_room_for_is_counted_apart(made: Any) -> None:
+    kept = made()
+    for turn in range(10):
+        given = ops(*((turn * S, turn * S + 1000) for _ in range(50)), device=turn % 2)
+        kept.feed(given, none(given))
+    kept.keep(500)
+    assert (kept.size, kept.over_share) == (500, 0)
+    kept.keep(400)
+    assert kept.size <= 400
+    assert kept.over_share == 500 - kept.size
+    if made is GpuSteps:
+        kept.feed_steps(cpu_steps(*range(0, 9 * S + 1, S)))
+        assert kept.dropped == 0
+    kept.advance(final=True)
+    sizes = [sum(map(len, parts)) for parts in getattr(kept, "_ops", {}).values()]
+    sizes += [device.size for device in getattr(kept, "_devices", {}).values()]
+    assert kept.size == sum(sizes) < 400
 
 
 def test_a_device_that_was_used_once_holds_up_no_other() -> None:
