@@ -69,7 +69,8 @@ INLINE void come_back(struct thread *thread, u32 tid, u64 when, u64 now)
 	else
 		count(ARGUS_SC_OFF_CPU_NO_STACK);
 	was_long(thread, thread->off_site, ns);
-	tally(now, thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, when, ns, ns, runqueue_ns);
+	tally(now, thread->owner, thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, when, ns, ns,
+	      runqueue_ns);
 }
 
 /* Returns whether a stack is to be taken: the first program that does has been run. */

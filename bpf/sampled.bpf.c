@@ -56,7 +56,7 @@ int finish_sampled(struct pt_regs *ctx)
 	u64 stack = finish_stack(ctx, s, thread, id);
 	if (thread)
 		follow_pause(thread, tid, s->what, stack, s->now);
-	tally(s->now, stack, id, s->what, s->now, s->now, period_ns(), 0, 0);
+	tally(s->now, s->owner, stack, id, s->what, s->now, s->now, period_ns(), 0, 0);
 	if (s->fresh) {
 		sample_programs.call(ctx, SEND);
 		count(ARGUS_SC_STACKS_DROPPED);

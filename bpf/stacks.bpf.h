@@ -184,6 +184,7 @@ struct owner_use {
 	u64 switched_ns;   /* and at switches */
 	u64 stacks_due;    /* when the new stacks that were sent are paid off */
 	u64 refused;       /* new stacks beyond its share */
+	u64 rows_refused;  /* rows of logs beyond its share */
 };
 BPF_ARRAY(owner_uses, struct owner_use, ARGUS_THREAD_OWNERS);
 /* Owners whose threads are not followed off the CPU; user space sets it. */
@@ -206,6 +207,13 @@ struct log {
 	u32 newest[ARGUS_ROWS]; /* by a hash of the key: number of the row that was begun last */
 };
 BPF_F_TABLE("array", u32, struct log, logs, ARGUS_CPUS, BPF_F_MMAPABLE);
+/* What each owner has begun in each log. It fills one window of a log after the other: a window is over when all rows that
+ * were there as it began have been read. */
+struct log_share {
+	u64 began;         /* rows that had been begun then */
+	u64 rows;          /* its own since then */
+};
+BPF_ARRAY(log_shares, struct log_share, ARGUS_CPUS * ARGUS_THREAD_OWNERS);
 /* Numbers of stacks that were sent, in sets of one line of a cache: of a hash map two or three are looked at, at places
  * that are in none. Which of a set goes when a ninth comes is left to its number. */
 #define SEEN_WAYS 8

@@ -22,8 +22,10 @@ CONTAINERS = 256
 numbers is free: the rest is for users who have none yet."""
 
 
-_USE = np.dtype([(name, "<u8") for name in ("sampled_ns", "switched_ns", "stacks_due", "refused")])
+_USE = np.dtype([(name, "<u8") for name in ("sampled_ns", "switched_ns", "stacks_due", "refused", "rows_refused")])
 """``struct owner_use`` of bpf/stacks.bpf.h."""
+_REFUSED = {"refused": "stack_samples_over_share", "rows_refused": "stack_rows_over_share"}
+"""Of these, what an owner had beyond its share: the counters of such losses."""
 
 
 class Owners:
@@ -182,15 +184,16 @@ class ThreadOwners:
         numbers = {UNKNOWN: 0, **self._numbers}
         return {owner: self._times(number) for owner, number in numbers.items()}
 
-    def take_refused(self) -> dict[Owner, int]:
-        """New stacks beyond an owner's share since the last call, of those that had some."""
+    def take_refused(self) -> dict[tuple[Owner, str], int]:
+        """What owners had beyond their share since the last call, by owner and counter."""
         found = {}
         for owner, number in {UNKNOWN: 0, **self._numbers}.items():
-            now = self._use(number)["refused"]
+            now = self._use(number)
             before = self._before.setdefault(number, np.zeros(1, _USE)[0].copy())
-            if now > before["refused"]:
-                found[owner] = int(now - before["refused"])
-                before["refused"] = now
+            for name, counter in _REFUSED.items():
+                if now[name] > before[name]:
+                    found[owner, counter] = int(now[name] - before[name])
+                    before[name] = now[name]
         return found
 
     def _times(self, number: int) -> tuple[int, int]:

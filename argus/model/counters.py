@@ -69,6 +69,7 @@ SENTENCES = {
     "processes_ignored": "{n} process[es] ignored: [it|they] took more than [its|their] share from other jobs",
     "processes_changed_owner": "{n} process[es] no longer traced: [it runs|they run] as another user now",
     "stack_samples_over_share": "{n} stack sample[s] of one user or container without a stack: too many were new",
+    "stack_rows_over_share": "{n} stack sample[s] or wait[s] of one user or container not counted: more than its share",
     "stack_processes_of_others": "{n} process[es] that ranks started not sampled: [it runs|they run] as another user",
     "stack_samples_without_stack": "{n} stack sample[s] without a stack",
     "stacks_without_rank": "{n} stack[s] of processes that ended before their rank was known",

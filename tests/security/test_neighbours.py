@@ -1424,14 +1424,55 @@ def test_new_stacks_of_an_owner_leave_room_to_others(tmp_path: Path, monkeypatch
         time.sleep(1)
         wait_until(lambda: taken() > 0 and stacks[honest.pid] > 0, what="stacks of both")
         assert stacks[flood.pid] <= 50 * (time.monotonic() - begun) + 20 + 10
-        assert (refused := probes.owners.take_refused()).keys() == {greedy}
-        assert refused[greedy] > 100
-        assert probes.owners.take_refused().get(modest) is None
+        what = "stack_samples_over_share"
+        assert (refused := probes.owners.take_refused()).keys() == {(greedy, what)}
+        assert refused[greedy, what] > 100
+        assert probes.owners.take_refused().get((modest, what)) is None
     finally:
         probes.close()
         for process in (flood, honest):
             process.kill()
             process.wait()
+
+
+SLEEPERS = "import sys, threading, time\ndef sleep():\n    while True: time.sleep(0.02)\n"
+SLEEPERS += "[threading.Thread(target=sleep).start() for _ in range(int(sys.argv[1]))]\nprint(flush=True)\n"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_owner_fills_the_logs_of_samples_for_the_others(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """Each of its threads has a row in each window of each CPU's log. Nobody reads the logs meanwhile."""
+    monkeypatch.setattr(sampler, "LEAST_ROWS", 128)
+    hostile, modest = (NOBODY, ""), (NOBODY if alone else 1000, "")
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(running("/usr/bin/python3", "-c", SLEEPERS, "30")) for _ in range(2)]
+        honest = stack.enter_context(running("/usr/bin/python3", "-c", SLEEPERS, "1"))
+        for process in (*many, honest):
+            assert process.stdout is not None
+            process.stdout.readline()
+        probes = StackProbes(rate_hz=0, off_cpu_ns=1000)
+        stack.callback(probes.close)
+        probes.add_target(honest.pid, modest)
+        for process in many:
+            probes.add_target(process.pid, hostile)
+        probes.drain()
+        before = probes.counters()[StackCounter.SAMPLES_DROPPED]
+        time.sleep(2.5)
+        refused, counters = probes.owners.take_refused(), probes.counters()
+        rows = probes.drain().counts
+        if alone:
+            assert refused == {}
+            assert counters[StackCounter.SAMPLES_DROPPED] > before
+            return
+        assert refused.keys() == {(hostile, "stack_rows_over_share")}
+        assert counters[StackCounter.SAMPLES_DROPPED] == before
+        windows = np.unique(rows["window"][rows["pid"] == honest.pid])
+        assert len(windows) >= 2.5e9 // (1 << records.WINDOW_BITS) - 2, "each of them"
+        # Rows are given back once they are read.
+        time.sleep(0.3)
+        rows = probes.drain().counts
+        assert np.isin(rows["pid"], [process.pid for process in many]).any()
 
 
 # A child as another user, or one that becomes one by an exec once there is a line; and one that stays the rank's own.

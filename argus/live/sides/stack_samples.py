@@ -62,6 +62,7 @@ _LOST = (
     "stack_samples_without_rank",
     "stack_samples_without_stack",
     "stack_samples_over_share",
+    "stack_rows_over_share",
     "stack_processes_of_others",
 )
 """Counted as they come, in ``Session.losses``."""
@@ -303,8 +304,8 @@ class StackSide(Side):
         self._processes.begin_listing()
         for process in self._processes.by_pid.values():
             self._read_threads(process, with_names=with_names)
-        for owner, number in self._programs.probes.owners.take_refused().items():
-            self._session.losses.count("stack_samples_over_share", Whom(None, owner), number=number)
+        for (owner, counter), number in self._programs.probes.owners.take_refused().items():
+            self._session.losses.count(counter, Whom(None, owner), number=number)
         counts, pauses = self._counts, self._pauses
         self._counts, self._pauses = [], []
         self._rows.write(counts, pauses, self._usage, now, slack_s=SLACK_S)

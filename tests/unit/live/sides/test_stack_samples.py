@@ -737,6 +737,21 @@ def test_new_stacks_of_an_owner_do_not_hold_the_loop(session: Session, monkeypat
     assert session.shared.losses.of(session.job)["stack_samples_without_stack"] == 2
 
 
+def test_what_an_owner_has_beyond_its_share_is_a_loss_of_its_own_jobs(session: Session) -> None:
+    session.job.owner = (1001, "")
+    refused = {
+        ((1001, ""), "stack_samples_over_share"): 2,
+        ((1001, ""), "stack_rows_over_share"): 3,
+        ((1002, ""), "stack_rows_over_share"): 40,
+    }
+    session.sampler.owners.take_refused = lambda: {key: refused.pop(key) for key in [*refused]}
+    session.go(20)
+    session.go(20)
+    own = session.shared.losses.of(session.job)
+    assert (own["stack_samples_over_share"], own["stack_rows_over_share"]) == (2, 3)
+    assert session.side.counters()["stack_rows_over_share"] == (43, True)
+
+
 def test_threads_of_an_owner_do_not_hold_the_loop(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     session.go(20)
     before = len(session.rows["thread_usage"])
