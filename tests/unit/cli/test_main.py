@@ -107,7 +107,7 @@ def test_a_defect_s_traceback_is_in_a_file_whose_path_is_shown(
     output = capsys.readouterr().err
     (log,) = (tmp_path / "argus").iterdir()
     assert f"The traceback is in {log}\n" in output
-    assert "raise failure\nZeroDivisionError: division by zero" in log.read_text()
+    assert "raise failure\n    ZeroDivisionError: division by zero" in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
 
