@@ -78,6 +78,16 @@ def to_arrow(table: str, rows: pa.Table | Mapping[str, Values]) -> pa.Table:
     )
 
 
+def as_declared(table: str, rows: pa.Table) -> pa.Table:
+    """Rows whose columns have the types that the table's ClickHouse types take. Columns may be missing.
+
+    Raises:
+        ValueError: A column does not fit its type, or lacks values where its type has no NULL.
+    """
+    columns = table_columns()[table]
+    return pa.table({name: _convert(table, rows[name], columns[name], rows.num_rows) for name in rows.column_names})
+
+
 def _length(values: Values) -> int | None:
     if isinstance(values, (str, bytes, int, float, bool, np.generic)) or values is None:
         return None
@@ -122,6 +132,8 @@ def _convert(table: str, values: Any, column: Column, count: int) -> pa.Array:
             array = repeated if pa.types.is_string(kind) else repeated.cast(kind)
         else:
             array = _array(values, kind)
+        if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+            array = array.dictionary_decode()  # which counts what is missing through its dictionary, too
         if array.null_count and "Nullable(" not in column.type:
             raise ValueError("some are missing (null)")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:

@@ -7,8 +7,9 @@ while its store is away (``spill.py``) has the same form.
 
 A file appears whole or not at all; its number is the order of writing. Several tracers may share a folder.
 
-What a file says is compared with the schema before anything is sent: its table, its columns, the form of its token. A
-folder that others may write to is refused (``argus.system.files``).
+What a file says is compared with the schema before anything is sent: its table, its columns, the form of its token.
+Its values are converted to the types of the columns, so that what is compared with a store is what the store would
+hold. A folder that others may write to is refused (``argus.system.files``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pyarrow as pa
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import limits
+from argus.store.arrow import as_declared
 from argus.store.failures import disk_full
 from argus.store.schema_files import table_columns
 from argus.system import files
@@ -187,6 +189,12 @@ def batch_files(folder: Path) -> list[tuple[int, Path]]:
     return [(number, folder / name) for number, name in sorted(names(folder))]
 
 
+def table_of(file: Path) -> str:
+    """The table that the name of a file says it is for; what it holds decides."""
+    match = _NAME.fullmatch(file.name)
+    return match.group(2) if match else ""
+
+
 def names(folder: Path) -> list[tuple[int, str]]:
     """The numbers and names of a spool's finished files, in no order."""
     try:
@@ -200,7 +208,7 @@ def names(folder: Path) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class Spooled:
-    """One batch of a spool."""
+    """One batch of a spool. Its rows have the types of the table's columns; some columns may be missing."""
 
     table: str
     token: str
@@ -227,7 +235,7 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
         summed: Whether to believe only what has a checksum; spools of older Argus have none.
 
     Raises:
-        Damaged: Its content is not what was written.
+        Damaged: Its content is not what was written, or does not fit the types of the columns.
         Foreign: It names what is not in the schema.
         ArgusError: It cannot be read.
     """
@@ -249,7 +257,8 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
         _check_names(file, table, token, rows.schema.names)
         if zones := {field.type.tz for field in rows.schema if pa.types.is_timestamp(field.type)} - {"UTC", None}:
             raise Foreign(f"{file.name} has times of the zone {min(zones)[:80]!r}; Argus writes UTC")
-        return Spooled(table, token, rows.replace_schema_metadata(None), _DOUBT in metadata, sent_s)
+        rows = as_declared(table, rows.replace_schema_metadata(None))
+        return Spooled(table, token, rows, _DOUBT in metadata, sent_s)
     except KeyError:
         raise Damaged(f"{file.name} is no file of a spool: it names no table") from None
     except (pa.ArrowException, ValueError) as failure:
@@ -284,5 +293,7 @@ def newest_run(folder: Path) -> int:
     for _, file in batch_files(folder):
         if file.name.endswith("-jobs.arrow"):
             with contextlib.suppress(ArgusError):
-                newest = max(newest, int(np.max(read(file).rows.column("run").to_numpy(), initial=0)))
+                rows = read(file).rows
+                if "run" in rows.column_names:
+                    newest = max(newest, int(np.max(rows.column("run").to_numpy(), initial=0)))
     return newest
