@@ -20,7 +20,7 @@ from argus.model.text import named
 from argus.store import spill, spool
 from argus.store.failures import transient
 from argus.store.open import LEASE_TIMEOUT_S, Store
-from argus.store.reader import query_columns
+from argus.store.read.owners import hosts_there, ranks_there, runs_there
 from argus.store.replay import replay, sent_before_s
 from argus.store.schema import ensure_schema
 from argus.store.schema_files import table_columns
@@ -40,6 +40,12 @@ _NO_TRACE = frozenset({
 """Tables that no trace or import into a spool writes: what Argus concluded, and what it has of nodes."""
 _OF_ALL_HOSTS = frozenset({"dumped_calls", "dumped_groups", "parallel_layout"})
 """Tables of no host that say something of all: for runs alone that the spool began."""
+_RANKS_OF_NO_HOST = frozenset({"communicators", "dumped_calls", "dumped_groups"})
+MOST_PARTS = 10_000
+"""Runs, and hosts in runs, of which one load takes rows whose author is not trusted: the store is asked for each. A
+hundred nodes have fewer in a month."""
+MOST_NAME_BYTES = 4096
+"""Of a job or a host in such a spool: a server takes questions of a bounded length."""
 _OURS = {"ranks": ("uid", "container")}
 """Columns whose content Argus alone vouches for, by table, besides when a row was stored: whose a run is decides what
 it is compared with."""
@@ -75,6 +81,9 @@ class _Author:
     which the store had nothing before this spool was first loaded, and of ranks that no other host has. So each node
     of a run may bring its own. Rows of no host (names of kernels, communicators, stacks) go with them.
 
+    Rows of tables with ranks and no host (communicators, calls in dumps) are taken of ranks alone that the spool has
+    brought of a host: such files come after the others.
+
     Args:
         folder: The spool. Its journal tells what it has brought before.
         store: Where to.
@@ -84,9 +93,10 @@ class _Author:
 
     def __init__(self, folder: Path, store: Store, identity: str, brought: set[str]) -> None:
         self._folder, self._store, self._identity, self._brought = folder, store, identity, brought
-        self._refused: set[tuple[str, int, str]] = set()
+        self._named: set[tuple[str, int, str]] = set()
+        self._hosts_there: dict[tuple[str, int, str], bool] = {}
+        self._runs_there: dict[tuple[str, int], bool] = {}
         self._open: dict[tuple[str, int], bool] = {}
-        self._ranks_of_others: dict[tuple[str, int], set[int]] = {}
 
     @property
     def goes_on(self) -> bool:
@@ -97,90 +107,128 @@ class _Author:
         """What is taken of a batch.
 
         Raises:
-            ArgusError: It is not the author's to bring.
+            ArgusError: It is not the author's to bring, or of more runs and hosts than a load takes.
         """
         columns = table_columns()[batch.table]
         if batch.table in _NO_TRACE or not {"job", "run"} <= columns.keys():
             raise _not_trusted(f"{file.name} is for {batch.table}, which no trace writes to a spool")
-        of = [name for name in ("job", "run", "host") if name in columns]
-        there = set(batch.rows.column_names)
-        if not there.issuperset(of) or any(batch.rows.column(name).null_count for name in of):
+        of: list[str] = [name for name in ("job", "run", "host", "rank") if name in columns]
+        if not set(batch.rows.column_names).issuperset(of):
             raise _not_trusted(f"{file.name} does not say whose its rows are")
-        for one in batch.rows.select(of).group_by(of).aggregate([]).to_pylist():
-            job, run, host = str(one["job"]), int(one["run"]), str(one.get("host", ""))
-            where = f"run {run} of job '{named(job)}'" + (f" on host {named(host)}" if "host" in of else "")
-            own = self._is_own(job, run, host) if "host" in of else self._may_add(job, run, batch.table)
-            if not own:
-                raise _not_trusted(f"{file.name} has rows of {where}, which are there")
-            if {"rank", "host"} <= there:
-                ranks = batch.rows.filter((pc.field("job") == one["job"]) & (pc.field("run") == one["run"]))["rank"]
-                if self._others_ranks(job, run) & set(ranks.unique().to_pylist()):
-                    raise _not_trusted(f"{file.name} has ranks of {where} that another host has")
-        if batch.table == "jobs" and "ended" in there:
-            goes_on = batch.rows.column("ended").is_null().to_pylist()
-            for one, still in zip(batch.rows.select(["job", "run"]).to_pylist(), goes_on, strict=True):
-                self._open[str(one["job"]), int(one["run"])] = still
+        keys = _distinct(batch.rows, of)
+        parts = self._parts(file, keys)
+        runs = {(job, run) for job, run, _ in parts}
+        lines = self._of_hosts(file, parts) if "host" in columns else self._of_runs(file, runs, batch.table)
+        if "rank" in columns:
+            self._check_ranks(file, keys, runs)
+        # Before the first row is there: a load that is killed goes on later.
+        self._note(lines)
+        if batch.table == "jobs" and "ended" in batch.rows.column_names:
+            goes_on = {"job": batch.rows["job"], "run": batch.rows["run"], "on": batch.rows["ended"].is_null()}
+            newest = _plain(pa.table(goes_on)).group_by(["job", "run"], use_threads=False).aggregate([("on", "last")])
+            self._open |= {(one["job"], one["run"]): one["on_last"] for one in newest.to_pylist()}
         left_out = {"stored", *_OURS.get(batch.table, ())}
         return batch.rows.select([name for name in batch.rows.column_names if name not in left_out])
 
-    def _is_own(self, job: str, run: int, host: str) -> bool:
-        if _line(job, run, host) in self._brought:
-            self._open.setdefault((job, run), True)
-            return True
-        if (job, run, host) in self._refused:
-            return False
-        if _has_rows(self._store, job, run, host):
-            self._refused.add((job, run, host))
-            return False
-        self._begins(job, run)
-        self._note(_line(job, run), _line(job, run, host))
-        self._open[job, run] = True
-        return True
+    def _parts(self, file: Path, keys: pa.Table) -> list[tuple[str, int, str]]:
+        """The hosts' parts of runs that a batch has rows of, in order; without a name where its table has no host."""
+        of: list[str] = [name for name in ("job", "run", "host") if name in keys.column_names]
+        found = _distinct(keys, of)
+        if found.num_rows > MOST_PARTS:
+            raise _not_trusted(f"{file.name} has rows of more than {MOST_PARTS:,} hosts and runs")
+        for name in {"job", "host"} & set(of):
+            if (pc.max(pc.binary_length(found[name])).as_py() or 0) > MOST_NAME_BYTES:
+                raise _not_trusted(f"{file.name} has the name of a {name} of more than {MOST_NAME_BYTES:,} bytes")
+        parts = sorted((one["job"], one["run"], one.get("host", "")) for one in found.to_pylist())
+        if len(self._named) + len(set(parts) - self._named) > MOST_PARTS:
+            rest = "load the spool again for what is left"
+            raise ArgusError(f"{file.name} brings this load beyond {MOST_PARTS:,} hosts and runs: {rest}")
+        self._named.update(parts)
+        return parts
 
-    def _may_add(self, job: str, run: int, table: str) -> bool:
-        """Whether it may bring rows of no host."""
-        begun = self._begins(job, run)
-        return begun or (table not in _OF_ALL_HOSTS and _line(job, run) in self._brought)
+    def _of_hosts(self, file: Path, parts: list[tuple[str, int, str]]) -> list[str]:
+        """Lines for the journal of hosts' parts of runs that are the spool's.
 
-    def _begins(self, job: str, run: int) -> bool:
-        """Whether the store had nothing of a run before this spool."""
-        line = _line(job, run, begun=True)
-        if line not in self._brought and _line(job, run) not in self._brought and not _has_rows(self._store, job, run):
-            self._note(line, _line(job, run))
-        return line in self._brought
+        Raises:
+            ArgusError: One is not.
+        """
+        new = {part for part in parts if _line(*part) not in self._brought}
+        if unknown := new - self._hosts_there.keys():
+            there = hosts_there(self._store, unknown)
+            self._hosts_there |= {part: part in there for part in unknown}
+        for job, run, host in parts:
+            if (job, run, host) in new and self._hosts_there[job, run, host]:
+                raise _not_trusted(f"{file.name} has rows of {_where(job, run, host)}, which are there")
+        for job, run, host in parts:
+            self._open[job, run] = (job, run, host) in new or self._open.get((job, run), True)
+        begun = self._begun({(job, run) for job, run, _ in new})
+        lines = [_line(job, run, begun=True) for job, run in begun]
+        return lines + [line for job, run, host in new for line in (_line(job, run), _line(job, run, host))]
 
-    def _note(self, *lines: str) -> None:
-        """Before the first row is there: a load that is killed goes on later."""
-        for line in lines:
-            if line not in self._brought:
-                _note(self._folder, self._identity, line)
-                self._brought.add(line)
+    def _of_runs(self, file: Path, runs: set[tuple[str, int]], table: str) -> list[str]:
+        """The same of runs, for rows of no host."""
+        begun = self._begun(runs)
+        for job, run in sorted(runs - begun):
+            if table in _OF_ALL_HOSTS or _line(job, run) not in self._brought:
+                raise _not_trusted(f"{file.name} has rows of {_where(job, run)}, which are there")
+        return [line for job, run in begun for line in (_line(job, run, begun=True), _line(job, run))]
 
-    def _others_ranks(self, job: str, run: int) -> set[int]:
-        """Ranks of a run on hosts that this spool has not brought."""
-        if (job, run) not in self._ranks_of_others:
-            text = "SELECT DISTINCT rank, host FROM ranks WHERE job = {job:String} AND run = {run:UInt32}"
-            rows = query_columns(self._store, text, {"job": job, "run": run})
-            both = zip(rows["rank"].tolist(), rows["host"].tolist(), strict=True)
-            others = {int(rank) for rank, host in both if _line(job, run, str(host)) not in self._brought}
-            self._ranks_of_others[job, run] = others
-        return self._ranks_of_others[job, run]
+    def _begun(self, runs: set[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Runs of which the store had nothing before this spool."""
+        begun = {(job, run) for job, run in runs if _line(job, run, begun=True) in self._brought}
+        new = {(job, run) for job, run in runs - begun if _line(job, run) not in self._brought}
+        if unknown := new - self._runs_there.keys():
+            there = runs_there(self._store, unknown)
+            self._runs_there |= {one: one in there for one in unknown}
+        return begun | {one for one in new if not self._runs_there[one]}
+
+    def _check_ranks(self, file: Path, keys: pa.Table, runs: set[tuple[str, int]]) -> None:
+        """Of rows of no host each rank must be one that the spool has brought of a host before.
+
+        Raises:
+            ArgusError: A rank is that of another host, or of none.
+        """
+        stored, of = ranks_there(self._store, runs), ["job", "run", "rank"]
+        hosts = _distinct(stored, ["job", "run", "host"])
+        brought = [_line(**one) in self._brought for one in hosts.to_pylist()]
+        ours, others = (
+            _distinct(stored.join(hosts.filter(pa.array([own == wanted for own in brought], pa.bool_())),
+                                  ["job", "run", "host"], join_type="left semi"), of)
+            for wanted in (True, False)
+        )  # fmt: skip
+        if (theirs := keys.join(others, of, join_type="left semi")).num_rows:
+            where = _where(**theirs.drop_columns(["rank"]).slice(0, 1).to_pylist()[0])
+            raise _not_trusted(f"{file.name} has ranks of {where} that another host has")
+        if "host" not in keys.column_names and (nobodys := keys.join(ours, of, join_type="left anti")).num_rows:
+            where = _where(**nobodys.drop_columns(["rank"]).slice(0, 1).to_pylist()[0])
+            raise _not_trusted(f"{file.name} has ranks of {where} that the spool has brought of no host")
+
+    def _note(self, lines: list[str]) -> None:
+        new = [line for line in dict.fromkeys(lines) if line not in self._brought]
+        if new:
+            _note(self._folder, self._identity, *new)
+            self._brought.update(new)
+
+
+def _distinct(rows: pa.Table, of: list[str]) -> pa.Table:
+    """The different values of some columns."""
+    return _plain(rows.select(of)).group_by(of).aggregate([])
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Rows without dictionaries, by which Arrow does not group."""
+    kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in rows.schema]
+    return rows.cast(pa.schema(list(zip(rows.column_names, kinds, strict=True))))
+
+
+def _where(job: str, run: int, host: str | None = None) -> str:
+    return f"run {run} of job '{named(job)}'" + ("" if host is None else f" on host {named(host)}")
 
 
 def _line(job: str, run: int, host: str | None = None, *, begun: bool = False) -> str:
     """How the journal names a host's part of a run, a run of which something was brought, or one that was begun. No
     token has a space in it."""
     return f"run {hashlib.sha256(repr((run, job, host, begun)).encode(errors='replace')).hexdigest()}"
-
-
-def _has_rows(store: Store, job: str, run: int, host: str | None = None) -> bool:
-    """Whether any table has rows of a run, or of a host in it."""
-    of, where = {"job", "run"}, "job = {job:String} AND run = {run:UInt32}"
-    if host is not None:
-        of, where = of | {"host"}, f"{where} AND host = {{host:String}}"
-    tables = [name for name, columns in table_columns().items() if of <= columns.keys()]
-    each = " UNION ALL ".join(f"(SELECT 1 AS n FROM `{name}` WHERE {where} LIMIT 1)" for name in tables)
-    return bool(len(query_columns(store, each, {"job": job, "run": run, "host": host or ""})["n"]))
 
 
 def _not_trusted(reason: str) -> ArgusError:
@@ -190,7 +238,8 @@ def _not_trusted(reason: str) -> ArgusError:
 def load_spool(
     folder: Path, store: Store, *, remove: bool = False, trusted: bool = True, progress: Callable[[int, int], None]
 ) -> Loaded:
-    """Sends the files of a spool to a store, in the order they were written.
+    """Sends the files of a spool to a store, in the order they were written. If its author is not trusted, those with
+    ranks of no host come last.
 
     Args:
         folder: The spool.
@@ -217,6 +266,8 @@ def load_spool(
         loaded_before, noted = _journal(folder, identity)
         age_s = max(0.0, time.time() - noted) if noted else 0.0
         author = None if trusted else _Author(folder, store, identity, loaded_before)
+        if author is not None:
+            batches.sort(key=lambda file: spool.table_of(file) in _RANKS_OF_NO_HOST)
         asked: set[str] = set()
         again = False
         for done, file in enumerate(batches):
@@ -324,10 +375,10 @@ def _journal(folder: Path, identity: str) -> tuple[set[str], float]:
     return tokens, written if tokens else 0.0
 
 
-def _note(folder: Path, identity: str, token: str) -> None:
+def _note(folder: Path, identity: str, *tokens: str) -> None:
     # A folder that may only be read can be loaded too; the next time, its batches are looked for in the store.
     with contextlib.suppress(OSError), files.opened(folder) as fd:
-        files.append_at(fd, _JOURNAL, f"{identity} {token}\n".encode())
+        files.append_at(fd, _JOURNAL, "".join(f"{identity} {token}\n" for token in tokens).encode())
 
 
 def load_spilled(

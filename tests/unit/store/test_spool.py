@@ -279,7 +279,7 @@ def test_a_spool_brings_no_ranks_of_another_host_and_nothing_of_all_hosts(folder
     spool.write(folder, "ranks", "t/2", rows_of("ranks", "llama", 7, host=["other"], rank=[3]))
     spool.write(folder, "ranks", "t/3", rows_of("ranks", "llama", 7, host=["other"], rank=[4]))
     spool.write(folder, "dumped_calls", "t/4", rows_of("dumped_calls", "llama", 7))
-    spool.write(folder, "communicators", "t/5", rows_of("communicators", "llama", 7))
+    spool.write(folder, "communicators", "t/5", rows_of("communicators", "llama", 7, rank=[4]))
     found = load(folder, store, trusted=False)
     assert found.rows == {"ranks": 1, "communicators": 1}
     first, second, third = found.trouble
