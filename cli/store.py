@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import counted, printable
 from argus.model.units import binary_size
 from argus.store import spill
@@ -105,7 +105,13 @@ def load(folder: Path | None, store_url: str | None, remove: bool, trusted: bool
         if place is not None or spill.is_root(left):
             own = spill.place(store.target)
             here = own is not None and left.resolve().parent == own.folder.parent.resolve()
-            loaded = load_spilled(store, left, trusted=trusted or here, progress=progress)
+            if not (trusted or here):
+                raise ArgusError(
+                    f"{left} is not loaded: it is what traces left elsewhere, and may hold rows of any run",
+                    "If you trust whoever wrote it, add --trusted",
+                    EXIT_UNAVAILABLE,
+                )
+            loaded = load_spilled(store, left, progress=progress)
         else:
             loaded = load_spool(left, store, remove=remove, trusted=trusted, progress=progress)
     for table, rows in sorted(loaded.rows.items()):

@@ -385,15 +385,14 @@ def load_spilled(
     store: Store,
     folder: Path,
     *,
-    trusted: bool = True,
     progress: Callable[[int, int], None] = lambda done, files: None,
 ) -> Loaded:
     """Stores what writers that are gone have left on disk for a store. Files that cannot be stored are set aside.
 
     Args:
         store: Where to. An embedded one is made if there is something to load.
-        folder: The store's folder (``spill.place``), or another one's, where it was copied from.
-        trusted: Whether it may hold what no trace writes: findings, baselines, health and names of nodes.
+        folder: The store's folder (``spill.place``), or another one's, where it was copied from: whoever wrote it is
+            trusted, since a run of which the store has rows already is brought to its end by it.
         progress: Called with (files done, files in all) before each file and at the end.
 
     Raises:
@@ -411,10 +410,6 @@ def load_spilled(
                 done += 1
                 try:
                     batch = spool.read(file, summed=True)
-                    if not trusted and batch.table in _NO_TRACE:
-                        foreign = _not_trusted(f"{file.name} is for {batch.table}, which no trace writes")
-                        result.trouble.append(foreign.message)
-                        continue
                     if replay(store, batch, sent_before_s(file, batch), LEASE_TIMEOUT_S):
                         result.rows[batch.table] += batch.rows.num_rows
                         result.files += 1
