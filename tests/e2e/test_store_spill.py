@@ -540,7 +540,7 @@ def test_load_stores_what_was_left(
     assert "0 files loaded" in capsys.readouterr().out
     # A copy of one store's folder, taken to another store.
     leave(place, ("iterations", iterations(7, rank=5)))
-    assert main(["store", "load", str(place.folder), "--store", url]) == 0
+    assert main(["store", "load", str(place.folder), "--trusted", "--store", url]) == 0
     with open_store(url) as store:
         assert count(store) == 17
     monkeypatch.setenv("ARGUS_SPILL_DIR", "off")
