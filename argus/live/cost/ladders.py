@@ -2,16 +2,18 @@
 
 Where jobs of several owners are traced, none decides what is observed of the others, and none hides in a mean over all
 what observing costs it: GPU times and waits have a ladder for each owner. The rate at which stacks are sampled is that
-of all. It is lowered where more than half of the owners have need of it.
+of all. It is lowered where more than half of the users have need of it: each has one vote, which its containers share.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from argus.live.cost.governor import Change, Governor, Part, Reading, Rung
-from argus.model.losses import Owner
+from argus.model.losses import ANY_CONTAINER, Owner
 
 OF_OWNERS = frozenset(rung for rung in Rung if rung.part in (Part.OFF_CPU, Part.GPU))
 """Rungs that are taken for one owner."""
@@ -58,7 +60,8 @@ class Ladders:
             window: Of all.
             times: Of each owner with processes: their time, nothing else.
             spent: As ``Side.spent_by_owner`` has it, of all sides. What a part took is that of owners in these parts;
-                where nothing is known of that, by their time.
+                where nothing is known of that, by their time. Of owners without an account of their own it is that of
+                their user in ``ANY_CONTAINER``, by their time.
         """
         before, self._spent = self._spent, spent
         if len(times) < 2:
@@ -68,7 +71,7 @@ class Ladders:
         taken: dict[Owner, dict[Part, int]] = {owner: {} for owner in times}
         for part, ns in window.taken.items():
             now, then = spent.get(part, {}), before.get(part, {})
-            new = {owner: max(now.get(owner, 0) - then.get(owner, 0), 0) for owner in times}
+            new = _spent_of_each({owner: max(ns - then.get(owner, 0), 0) for owner, ns in now.items()}, times)
             total = sum(new.values())
             for owner in times:
                 taken[owner][part] = round(ns * (new[owner] / total if total else by_time[owner]))
@@ -98,7 +101,8 @@ class Ladders:
                 changes.append(OwnChange(owner, change))
         if not shares:
             return changes
-        agreed = 2 * len(wanted) > len(self._concerned(shares))
+        votes = _votes(self._concerned(shares))
+        agreed = 2 * sum(votes[owner] for owner in wanted) > sum(votes.values())
         change = self._shared.next_change(self.middle(shares), now, set(wanted.values()) if agreed else ())
         if change is not None:
             changes.append(OwnChange(None, change))
@@ -112,16 +116,23 @@ class Ladders:
                 changes.append(OwnChange(owner, own))
         return changes
 
-    def _concerned(self, shares: Mapping[Owner, Shares]) -> list[Shares]:
-        """Those of owners whom observing costs something; of all, if there are none."""
+    def _concerned(self, shares: Mapping[Owner, Shares]) -> Mapping[Owner, Shares]:
+        """Owners whom observing costs something; all, if there are none."""
         least = NOTICEABLE * self._shared.budget
-        return [each for each in shares.values() if sum(each.values()) > least] or list(shares.values())
+        return {owner: each for owner, each in shares.items() if sum(each.values()) > least} or shares
 
     def middle(self, shares: Mapping[Owner, Shares]) -> Shares:
-        """Those of the owner in the middle, by what observing costs in all, of those whom it costs something; of two
-        the lower ones."""
-        in_order = sorted(self._concerned(shares), key=lambda each: sum(each.values()))
-        return in_order[(len(in_order) - 1) // 2]
+        """What observing costs the user in the middle, by the sum, of those whom it costs something; of two the lower
+        one. Each owner has its part of its user's vote."""
+        concerned = self._concerned(shares)
+        votes = _votes(concerned)
+        left = Fraction(sum(votes.values()), 2)
+        in_order = sorted(concerned, key=lambda owner: sum(concerned[owner].values()))
+        for owner in in_order:
+            left -= votes[owner]
+            if left <= 0:
+                break
+        return concerned[owner]
 
     def _forget(self, shares: Mapping[Owner, Shares]) -> list[OwnChange]:
         """Forgets owners that have no processes, and takes back what was given up for some that left long ago."""
@@ -133,3 +144,21 @@ class Ladders:
                 changes += [OwnChange(owner, Change(rung, False, 0.0, 0.0)) for rung in reversed(taken)]
                 del self._of[owner]
         return changes
+
+
+def _votes(owners: Collection[Owner]) -> dict[Owner, Fraction]:
+    """One a user, shared by its containers."""
+    containers = Tally(user for user, _ in owners)
+    return {owner: Fraction(1, containers[owner[0]]) for owner in owners}
+
+
+def _spent_of_each(new: Mapping[Owner, int], times: Mapping[Owner, Reading]) -> dict[Owner, float]:
+    """What was spent on each owner with processes: what containers of a user have in common, by their time."""
+    own = {owner: float(new.get(owner, 0)) for owner in times}
+    sharing = [owner for owner in times if owner not in new and (owner[0], ANY_CONTAINER) in new]
+    wall = Tally[int]()
+    for owner in sharing:
+        wall[owner[0]] += times[owner].wall
+    for owner in sharing:
+        own[owner] = new[owner[0], ANY_CONTAINER] * times[owner].wall / max(wall[owner[0]], 1)
+    return own

@@ -71,6 +71,35 @@ def test_the_rate_of_stacks_is_that_of_most() -> None:
     assert trace.go(2 * PATIENCE)[:2] == [(None, "-sampling more often"), (None, "-sampling at the usual rate")]
 
 
+def test_containers_of_one_user_have_one_vote() -> None:
+    heavy = {**LITTLE, Part.STACKS: 0.05}
+    trace = Trace(a={**LITTLE, Part.STACKS: 0.004})
+    trace.costs |= {(1002, f"pod {number}"): heavy for number in range(3)}
+    trace.go(10)
+    assert not {rung for owner, rung in trace.down if owner is None}
+    assert trace.ladders.middle(trace.costs) == trace.costs[A]
+    # Two thirds of a vote, and one of another user: more than half of three.
+    trace.costs[1002, "pod 0"] = trace.costs[A]
+    trace.costs[C] = heavy
+    trace.go(10)
+    assert {rung for owner, rung in trace.down if owner is None} == {Rung.SAMPLE_OFTEN, Rung.SAMPLE_USUALLY}
+    # Where there is one user, most of its containers decide.
+    alone = Trace()
+    alone.costs = {(1002, "pod 0"): LITTLE, (1002, "pod 1"): heavy, (1002, "pod 2"): heavy}
+    assert (None, "-sampling more often") in alone.go(2 * PATIENCE)
+
+
+def test_what_containers_with_one_account_cost_is_theirs_by_their_time() -> None:
+    ladders = Ladders(Governor(0.01))
+    window = Reading(40 * S, 40 * S, 0, {Part.OFF_CPU: 4 * S})
+    pods = [(1002, "pod 0"), (1002, "pod 1"), (1002, "pod 2")]
+    times = {A: Reading(10 * S, 10 * S)} | dict(zip(pods, [Reading(t * S, t * S) for t in (10, 5, 15)], strict=True))
+    ladders.split(window, times, {Part.OFF_CPU: {A: 100, (1002, "*"): 1000}})
+    spent = {Part.OFF_CPU: {A: 200, pods[0]: 100, (1002, "*"): 1200}}
+    shares = ladders.split(window, times, spent)
+    assert [shares[owner][Part.OFF_CPU] for owner in (A, *pods)] == pytest.approx([0.1, 0.1, 0.1, 0.1])
+
+
 def test_who_is_not_most_has_its_own_given_up() -> None:
     trace = Trace(a={Part.STACKS: 0.05, Part.OFF_CPU: 0.02, Part.GPU: 0.01}, b=LITTLE)
     assert [rung for _, rung in trace.go(6)] == [
