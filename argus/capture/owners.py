@@ -106,7 +106,7 @@ class Owners:
     def _has_many(self, user: int) -> bool:
         """A user has as many numbers as one may have."""
         found = sum(not isinstance(whose, int) and whose[0] == user for whose in self._numbers)
-        return 0 < found >= min(CONTAINERS, OWNERS // 2 - len(self._numbers))
+        return _has_many(found, len(self._numbers))
 
     def _number(self, whose: Owner | int) -> int:
         if whose not in self._numbers:
@@ -137,6 +137,11 @@ class Owners:
             self._module["owners_traced"].set(place, len({numbers[place] for numbers in self._of.values()}))
 
 
+def _has_many(of_user: int, given: int) -> bool:
+    """Whether a user with so many numbers, of all that are given, gets no more for containers of its own."""
+    return 0 < of_user >= min(CONTAINERS, OWNERS // 2 - given)
+
+
 def _free_number(taken: Iterable[int]) -> int:
     """The lowest place that is free; 0: none is."""
     return min(set(range(1, OWNERS)).difference(taken), default=0)
@@ -152,35 +157,49 @@ class ThreadOwners:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._of: dict[int, Owner] = {}
+        self._counted_as: dict[Owner, Owner] = {}
+        """Owners with processes, and under whom each has its number: itself, or its user in any container."""
         self._numbers: dict[Owner, int] = {}
         self._before: dict[int, np.void] = {}
         """By number: what those had used who had it before, and refusals that were taken."""
         self._resting: set[Owner] = set()
 
     def add(self, pid: int, owner: Owner) -> int:
-        """The number of a process's owner; 0: it is not known, or there are too many."""
+        """The number of a process's owner; 0: it is not known, or there are too many. Containers of one user beyond
+        ``CONTAINERS`` share a number, as in ``Owners``: they are one owner to the kernel."""
         if owner == UNKNOWN:
             return 0
-        if owner not in self._numbers:
+        counted_as = self._counted_as.get(owner) or self._place_for(owner)
+        if counted_as not in self._numbers:
             if not (number := _free_number(self._numbers.values())):
                 return 0
-            self._numbers[owner] = number
+            self._numbers[counted_as] = number
             self._before[number] = self._use(number)
-            self._module["owners_resting"].set(number, int(owner in self._resting))
-        self._of[pid] = owner
+        self._of[pid], self._counted_as[owner] = owner, counted_as
+        self._publish_resting(counted_as)
         self._publish()
-        return self._numbers[owner]
+        return self._numbers[counted_as]
+
+    def _place_for(self, owner: Owner) -> Owner:
+        found = sum(user == owner[0] for user, _ in self._numbers)
+        return (owner[0], ANY_CONTAINER) if _has_many(found, len(self._numbers)) else owner
 
     def rest(self, owner: Owner, *, on: bool) -> None:
         """Whether an owner's threads are not followed off the CPU: those that are off it now are reported when they
-        come back."""
+        come back. Containers that share a number rest as soon as one of them is to."""
         (self._resting.add if on else self._resting.discard)(owner)
-        number = 0 if owner == UNKNOWN else self._numbers.get(owner)
-        if number is not None:
-            self._module["owners_resting"].set(number, int(on))
+        if owner == UNKNOWN:
+            self._module["owners_resting"].set(0, int(on))
+        elif owner in self._counted_as:
+            self._publish_resting(self._counted_as[owner])
+
+    def _publish_resting(self, counted_as: Owner) -> None:
+        resting = any(self._counted_as.get(owner) == counted_as for owner in self._resting)
+        self._module["owners_resting"].set(self._numbers[counted_as], int(resting))
 
     def times(self) -> dict[Owner, tuple[int, int]]:
-        """Time that each owner's threads had the programs run for, at samples and at switches, ns."""
+        """Time that each owner's threads had the programs run for, at samples and at switches, ns. That of containers
+        that share a number is their user's, in ``ANY_CONTAINER``."""
         numbers = {UNKNOWN: 0, **self._numbers}
         return {owner: self._times(number) for owner, number in numbers.items()}
 
@@ -216,8 +235,12 @@ class ThreadOwners:
         counts[0] = len(left)
         for place in (0, *self._numbers.values()):
             self._module["owner_threads"].set(place, int(counts[place]))
-        if owner in self._numbers and owner not in self._of.values():
-            del self._numbers[owner]
+        if owner in self._counted_as and owner not in self._of.values():
+            counted_as = self._counted_as.pop(owner)
+            if counted_as in self._counted_as.values():
+                self._publish_resting(counted_as)
+            else:
+                del self._numbers[counted_as]
         self._publish()
 
     def _publish(self) -> None:

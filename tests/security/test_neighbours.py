@@ -645,6 +645,51 @@ def test_owners_of_threads_are_forgotten_with_their_processes() -> None:
     assert not made._of.keys() & {1, 2, 3, 4, 5}
 
 
+def test_a_user_in_many_containers_leaves_numbers_for_stacks_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "OWNERS", 256)
+    monkeypatch.setattr(owners, "CONTAINERS", 32)
+    resting: dict[int, int] = {}
+    uses = np.zeros(owners.OWNERS, owners._USE)
+    module: Any = {
+        "owner_threads": SimpleNamespace(set=lambda *_: None),
+        "thread_owners": SimpleNamespace(set=lambda *_: None),
+        "owner_uses": SimpleNamespace(get=lambda number: uses[number].tobytes()),
+        "owners_resting": SimpleNamespace(set=resting.__setitem__),
+    }
+    made = owners.ThreadOwners(module)
+    numbers = [made.add(pid, (NOBODY, f"pid:[{pid}]")) for pid in range(3 * owners.OWNERS)]
+    shared = numbers[-1]
+    assert numbers.count(shared) == len(numbers) - owners.CONTAINERS
+    assert made.add(len(numbers), (NOBODY, "pid:[40]")) == shared
+    honest = made.add(1 << 22, (1000, ""))
+    assert honest not in (0, *numbers)
+    assert made.add((1 << 22) + 1, (NOBODY, "pid:[new]")) == shared
+    # What the shared number's threads cost is nobody else's.
+    uses["switched_ns"][[honest, shared]] = 7, 9
+    assert made.times()[1000, ""] == (0, 7)
+    assert made.times()[NOBODY, "*"] == (0, 9)
+    uses["refused"][shared] = 3
+    assert made.take_refused() == {(NOBODY, "*"): 3}
+    made.rest((1000, ""), on=True)
+    assert [resting[honest], resting[shared]] == [1, 0]
+    for container, on in (("50", True), ("51", True), ("50", False)):
+        made.rest((NOBODY, f"pid:[{container}]"), on=on)
+        assert resting[shared] == 1
+    left = np.array([], np.uint32)
+    made.remove(51, left)
+    assert resting[shared] == 0
+    # Nor do several such users leave none.
+    for uid in range(2000, 2040):
+        for number in range(40):
+            made.add((1 << 23) + uid * 40 + number, (uid, f"pid:[{number}]"))
+    assert made.add((1 << 22) + 2, (1001, ""))
+    for pid in range(len(numbers) + 1):
+        made.remove(pid, left)
+    assert made._counted_as[NOBODY, "pid:[new]"] == (NOBODY, "*")
+    made.remove((1 << 22) + 1, left)
+    assert NOBODY not in {uid for uid, _ in (*made._counted_as, *made._numbers)}
+
+
 def test_the_kernel_hears_of_owners_in_their_order() -> None:
     """Forks are noticed on a thread of their own: what it publishes last is what there is."""
     published: list[int] = []
