@@ -228,12 +228,75 @@ OF_OTHERS = [
     "process 'NVRM: Xid (PCI:0000:3b:00): 79, x' launched '/bin/x' with NULL argv: empty string added",
     'audit: type=1701 audit(1.1:2): auid=1 comm="x" exe="NVRM: Xid (PCI:0000:3b:00): 79, GPU" sig=11 res=1',
 ]
+AFTER_A_NAME = [
+    " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    ": page allocation failure: order:10, mode:0x40dc0(GFP_KERNEL|__GFP_COMP|__GFP_ZERO), nodemask=(null)",
+    ": vmalloc error: size 4096, page order 0, failed to allocate pages, mode:0xdc0(GFP_KERNEL), nodemask=(null)",
+    "[77]: segfault at 0 ip 0000000000401136 sp 00007ffd5 error 6 in Buffer I/O error on dev sda[401000+1000]",
+    " (77): /proc/77/oom_adj is deprecated, please use /proc/77/oom_score_adj instead.",
+    "(77): Attempt to set a LOCK_MAND lock via flock(2). This support has been removed and the request ignored.",
+    " (77) used greatest stack depth: 10000 bytes left",
+    "/77: potentially unexpected fatal signal 11.",
+    " uses obsolete (PF_INET,SOCK_PACKET)",
+    ": packet size is too short (4 <= 14)",
+    ": attempt to access beyond end of device",
+    ": sending ioctl 5331 to a partition!",
+]
+"""What the kernel writes behind the name of a process (mm, net, block, fs, arch/x86 of Linux)."""
+OF_ANYBODY = [
+    "BTRFS: renamed from error0",  # network interfaces of a user's own namespace
+    "clocksource: renamed from unstable",
+    "LustreError: entered promiscuous mode",
+    "bnxt_en 0000:19:00.2 reset0: renamed from firmware_reset",
+    "BTRFS error: unrecognized rescue option 'x'",  # options of a mount that is refused
+    "ceph: Unknown parameter 'mds0 hung'",
+    "libceph: bad option at 'mds0 hung'",
+    "tmpfs: Unknown parameter 'BTRFS error (device sda1)'",
+    "overlayfs: failed to resolve 'Buffer I/O error on dev sda1': -2",
+    "BTRFS: device label corrupt devid 1 transid 8 /dev/sdb (8:16) scanned by mount (77)",  # volumes and USB
+    "BTRFS info (device sdb): bdev /dev/sdb errs: wr 0, rd 0, flush 0, corrupt 1, gen 0",
+    "usb 1-1: Product: AER: Uncorrected (Fatal) error received: 0000:3b:00.0",
+    "input: NVRM: Xid (PCI:0000:3b:00): 79 as /devices/virtual/input/input5",
+    "BTRFS error (device sda1) IN=lo OUT= MAC=00:00 SRC=127.0.0.1 DST=127.0.0.1 LEN=60 TTL=64",  # a filter's prefix
+    "warning: `BTRFS: error' uses 32-bit capabilities (legacy support in use)",
+    "process `BTRFS: error' is using obsolete setsockopt SO_BSDCOMPAT",
+    "netlink: 12 bytes leftover after parsing attributes in process `BTRFS: error'.",
+    'ptrace attach of "BTRFS: error"[77] was attempted by "XFS (Corruption"[78]',
+    "Task in /BTRFS: error/mce: Machine Check killed as a result of limit of /Buffer I/O error on dev sda",
+    "Memory cgroup stats for /EXT4-fs error (device sda1): anon 4096",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/BTRFS: error,task=XFS (Corruption,pid=77,uid=1000",
+    "cgroup: fork rejected by pids controller in /BTRFS: error (device sda1)",
+    "Lockdown: BTRFS: error: /dev/mem,kmem,port is restricted; see man kernel_lockdown.7",
+    "x86/split lock detection: #AC: BTRFS: error/77 took a split_lock trap at address: 0x401136",
+    "program BTRFS: error is using a deprecated SCSI ioctl, please convert it to SG_IO",
+]
 
 
-@pytest.mark.parametrize("message", OF_OTHERS)
+@pytest.mark.parametrize("message", OF_OTHERS + OF_ANYBODY)
 def test_what_processes_and_files_are_called_is_no_error_of_the_node(tmp_path: Path, message: str) -> None:
     """The kernel logs both when a process crashes, and anybody may choose them."""
     log = record("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.1") + record(message)
+    for check, limits in ((xid.check, {"hours": 24.0, "ignore": []}), (kernel_log.check, {"hours": 6.0, "ignore": []})):
+        result = check(look(tmp_path, log, limits))  # type: ignore[arg-type]
+        assert result.status == "ok", result
+
+
+@pytest.mark.parametrize("behind", AFTER_A_NAME)
+def test_no_name_of_a_process_begins_an_error_of_the_node(tmp_path: Path, behind: str) -> None:
+    """A name has 15 bytes, any but 0: the begin of each error that there is, also with bytes that the log escapes."""
+    names = {text[:length] for text, *_ in (*LOG, *XIDS, *SHORT) for length in range(1, 16)}
+    names |= {
+        "BTRFS: error",
+        "XFS (Corruption",
+        "AER: Corrected",
+        "LustreError: ",
+        "nvme controller",
+        "NVRM: Xid (0): ",
+    }
+    names |= {name[:-1] + odd for name in names for odd in (r"\xff", r"\x0a", r"\x5c", " ")}
+    log = record("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.1") + "".join(
+        record(name + behind) for name in sorted(names)
+    )
     for check, limits in ((xid.check, {"hours": 24.0, "ignore": []}), (kernel_log.check, {"hours": 6.0, "ignore": []})):
         result = check(look(tmp_path, log, limits))  # type: ignore[arg-type]
         assert result.status == "ok", result
@@ -285,10 +348,24 @@ LOG = [
     ("rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:", "critical"),
     ("rcu: INFO: rcu_sched self-detected stall on CPU", "critical"),
     ("usb 1-1: new high-speed USB device", "ok"),
+    ("BTRFS error (device sda1): bdev /dev/sda1 errs: wr 0, rd 1, flush 0, corrupt 0, gen 0", "critical"),
+    ("BTRFS: error (device sda1) in btrfs_commit_transaction:2234: errno=-5 IO failure", "critical"),
+    ("BTRFS critical (device sda1): corrupt leaf: root=2 block=1 slot=0, unexpected item end", "critical"),
+    ("EXT4-fs (nvme0n1p1): Remounting filesystem read-only", "critical"),
+    ("blk_update_request: critical medium error, dev sda, sector 2048 op 0x0:(READ) flags 0x0", "critical"),
+    ("Buffer I/O error on dev sda1, logical block 0, async page read", "critical"),
+    ("nvme nvme0: I/O tag 21 (1015) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096", "warning"),
+    ("nvme nvme0: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10", "warning"),
+    ("LustreError: 4711:0:(client.c:2289:ptlrpc_expire_one_request()) @@@ timed out", "warning"),
+    ("LustreError: 11-0: fs-MDT0000-mdc: operation mds_statfs to node 10.0.0.1@tcp failed: rc = -107", "warning"),
+    ("clocksource: Clocksource tsc unstable (delta = 1000000000 ns)", "warning"),
+    ("ceph: [8f6b 4711]: mds0 hung", "warning"),
 ]
+SHORT = [("ceph: mds0 hung", "warning"), ("I/O error, dev sda, sector 1", "critical")]
+"""Some that little more than a process's name would do for."""
 
 
-@pytest.mark.parametrize(("message", "status"), LOG)
+@pytest.mark.parametrize(("message", "status"), LOG + SHORT)
 def test_the_kernel_log(tmp_path: Path, message: str, status: str) -> None:
     limits: dict[str, object] = {"hours": 6.0, "ignore": []}
     result = kernel_log.check(look(tmp_path, record("all fine") + record(message), limits))

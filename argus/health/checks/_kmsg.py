@@ -10,9 +10,16 @@ from collections.abc import Iterator
 
 from argus.health.check import Absent, Blind, Look
 
-_OF_PROCESSES = re.compile(r".{0,15}\[\d+\]:? |traps: |audit: |process '|coredump: ")
-"""Crashes and the like: comm[pid], and files that it maps, are anybody's choice (arch/x86/kernel/traps.c, arch/x86/mm/
-fault.c of Linux)."""
+_OF_PROCESSES = re.compile(
+    r".{0,15}(\[\d+\]:? | ?\(\d+\)[ :]|/\d+: | invoked oom-killer: | uses obsolete |: (page allocation|vmalloc)[ :]"
+    r"|: packet size is |: attempt to access beyond |: sending ioctl )"
+    r"|traps: |audit: |[Pp]rocess [`']|warning: `|coredump: |[^\s:/]{1,15}: renamed from "
+    r"|.{0,127}IN=\S* OUT=\S* .*SRC=\S+ DST=\S+ LEN=\d+ ",
+    re.DOTALL,
+)
+"""Crashes and the like: what a process is called (15 bytes, any), and files that it maps, are anybody's choice
+(arch/x86/kernel/traps.c, arch/x86/mm/fault.c, mm/oom_kill.c, mm/page_alloc.c, net/packet/af_packet.c, block/blk-core.c
+of Linux); so are what a packet filter writes before its lines, and names of network interfaces."""
 
 
 def messages(look: Look, hours: float) -> Iterator[tuple[float, str]]:
@@ -38,11 +45,12 @@ def messages(look: Look, hours: float) -> Iterator[tuple[float, str]]:
             if len(fields) < 3 or not fields[2].lstrip("-").isdigit() or line.startswith(" "):
                 continue  # a continuation: KEY=value
             records += 1
+            text = text.encode().decode("unicode_escape", errors="replace")  # one character a byte
             if not fields[0].isdigit() or int(fields[0]) >> 3 or _OF_PROCESSES.match(text):
                 continue
             age = now - int(fields[2]) / 1e6
             if age <= hours * 3600:
-                yield max(age, 0.0), text.encode().decode("unicode_escape", errors="replace")
+                yield max(age, 0.0), text
     finally:
         os.close(log)
     if not records:  # a running kernel has logged something: this is another file, as containers have it

@@ -13,10 +13,11 @@ LIMITS: dict[str, Limit] = {
     "ignore": Limit([], "regular expressions of messages to leave out", ""),
 }
 
-_DEVICE = r"(?:[\w.-]+ [\w:.-]+(?: [\w.-]+)?: )?"
+_DEVICE = r"(?:[\w.-]+ [\w:.-]*[\w-](?: [\w.-]+)?: )?"
 """What dev_err and netdev_err put before a message: driver, device, interface."""
 # Messages of the kernel (6.x sources: the name of the file behind each) from their beginning on, since others hold what
-# processes and files are called; whether it is critical, and what to do.
+# processes and files are called. So each asks for more than the 15 bytes that the name of a process has, before it lets
+# anything follow; whether it is critical, and what to do.
 PATTERNS: list[tuple[str, bool, str]] = [
     (
         r"(mce: |\{\d+\})?\[Hardware Error\].*[Uu]ncorrected|(mce: )?Uncorrected hardware memory error",
@@ -29,12 +30,12 @@ PATTERNS: list[tuple[str, bool, str]] = [
         "Memory or CPU had an error: ras-mc-ctl --summary, the BMC's log.",
     ),
     (
-        _DEVICE + r"AER: (Multiple )?Uncorrect(ed|able)",
+        _DEVICE + r"AER: (Multiple )?Uncorrect(ed|able) \((Non-)?Fatal\) error ",
         True,
         "A PCIe device fails: lspci -vv; reseat it.",
     ),
     (
-        _DEVICE + r"AER: (Multiple )?Correct(ed|able)",
+        _DEVICE + r"AER: (Multiple )?Correct(ed|able) error (message )?received",
         False,
         "A PCIe link repeats packets: lspci -vv; reseat the device.",
     ),
@@ -49,29 +50,36 @@ PATTERNS: list[tuple[str, bool, str]] = [
         "A CPU hung in the kernel: update kernel or driver, restart.",
     ),
     (
-        r"EXT4-fs error \(device|XFS \(.*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)"
-        r"|BTRFS[ :].*(error|corrupt)|EXT4-fs \(.*Remounting filesystem read-only",
+        r"EXT4-fs error \(device|EXT4-fs \([\w.!-]+\): Remounting filesystem read-only"
+        r"|XFS \([\w.!-]+\): .*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)"
+        r"|BTRFS:? (error|critical|alert|emerg) \(device ",
         True,
         "Unmount and check the file system.",
     ),
     (
-        r"((blk_update_request|print_req_error): )?(I/O error|critical medium error), dev|Buffer I/O error on ",
+        r"((blk_update_request|print_req_error): )?(I/O error|critical medium error), dev \S+, sector \d"
+        r"|Buffer I/O error on ",
         True,
         "A disk fails: smartctl -a.",
     ),
     (
-        r"nvme.*(I/O.*timeout|controller is down|Abort status)",
+        r"nvme [\w:.]+: (I/O (tag )?\d+ .*timeout|controller is down|Abort status: )",
         False,
         "An SSD does not answer: smartctl -a, its firmware.",
     ),
     (
-        r"nfs: server .* not responding|LustreError: |(lib)?ceph: .*mds.* hung",
+        r"nfs: server \S+ not responding|LustreError: (\d+:\d+:\(|\w+-\w+: )|ceph: (\[[^\]]*\]: )?mds\d+ hung$",
         False,
         "A network file system does not answer: its server, the network.",
     ),
-    (r"clocksource: .*(unstable|Marking clocksource)", False, "See the check clock."),
     (
-        r"mlx5_core .*(health compromised|device's health|Internal error)|bnxt_en .*(firmware.*(hung|reset))",
+        r"clocksource: (timekeeping watchdog on CPU\d+: )?(Marking clocksource |Clocksource \S+ unstable)",
+        False,
+        "See the check clock.",
+    ),
+    (
+        r"mlx5_core [\w:.]+(?: [^\s:]+)?: .*(health compromised|device's health|Internal error)"
+        r"|bnxt_en [\w:.]+(?: [^\s:]+)?: (?!renamed from ).*(firmware.*(hung|reset))",
         True,
         "A network adapter fails: its firmware, mlxfwmanager; then replace it.",
     ),

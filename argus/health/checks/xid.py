@@ -68,7 +68,7 @@ CODES: dict[int, tuple[str, bool, str]] = {
     157: ("a memory resource could not be retired", True, _REPLACE),
     158: ("the GPU timed out for good", True, _RESET),
 }
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?((?:[0-9a-fA-F]+:)+[0-9a-fA-F.]+)\): (\d+)(.*)")
 _SXID = re.compile(r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Non-fatal|Fatal)(.*)", re.IGNORECASE)
 
 
