@@ -19,6 +19,7 @@ from argus.health.checks import _mounts
 from tests.e2e import test_health_gpu
 from tests.e2e.health_node import Node
 from tests.lacking import needs_mounts
+from tests.security import test_stuck_tasks
 
 CHECKS = {check.name: check for check in config.builtin()}
 CPUS = "sys/devices/system/cpu"
@@ -271,29 +272,12 @@ def test_disks_that_are_full(tmp_path: Path) -> None:
 
 
 def test_a_stuck_task(tmp_path: Path) -> None:
-    """A parent in vfork sleeps as those do that wait for a dead disk: uninterruptibly, until its child goes on."""
-    (tmp_path / "stuck.c").write_text(
-        '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("%d\\n", getpid()); fflush(stdout);'
-        " if (!vfork()) { sleep(60); _exit(0); } return 0; }"
-    )
-    subprocess.run(["gcc", "-O1", "-o", tmp_path / "stuck", tmp_path / "stuck.c"], check=True)
-    check = CHECKS["stuck"]
-    limits = config.limits_of(check, config.Settings(limits={"stuck": {"seconds": 0.3}}))
-    process = subprocess.Popen([tmp_path / "stuck"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        pid = int(process.stdout.readline())
-        deadline = time.monotonic() + 20
-        while " D " not in Path(f"/proc/{pid}/stat").read_text() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        result = check.load()(Look(limits))
-        assert result.status == "warning"
-        assert f"stuck ({pid})" in result.text
-    finally:
-        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            os.kill(int(child), 9)
-        process.wait()
-    assert f"({pid})" not in check.load()(Look(limits)).text
+    """Threads of root's read a file system that root has mounted, and that does not answer."""
+    needs_mounts()
+    result = test_stuck_tasks.beside(tmp_path, test_stuck_tasks.build(tmp_path), "read", user=0, mount_of=0)
+    assert (result.status, "stuck_tasks (" in result.text) == ("critical", True), result
+    assert result.hint
+    assert "stuck_tasks" not in CHECKS["stuck"].load()(Look(test_stuck_tasks.LIMITS)).text
 
 
 WELL = {"smart_status": {"passed": True}}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 
 from argus.health.check import Look, Result
+from argus.health.checks._waits import Wait, frames, has_fuse, is_node_s, what_for
 from argus.health.limit import Limit
 
 LIMITS: dict[str, Limit] = {
@@ -14,32 +16,50 @@ LIMITS: dict[str, Limit] = {
         20, "so many are critical", "one may wait for a slow disk; many wait for a mount or a driver that is gone"
     ),
 }
+_Task = tuple[int, str]
+"""TID, name."""
+_Sleep = tuple[str, str, str]
+"""Folder in /proc; start and context switches of a task: those of one that has not run are the same."""
 
 
 def check(look: Look) -> Result:
-    """Looks twice at each thread (/proc/PID/task/TID/stat): one in state D both times that has not run is stuck."""
+    """Looks twice at each thread (/proc/PID/task/TID/stat): one in state D both times that has not run is stuck, unless
+    it waits for what any user can make. For critical count the node's own tasks, and whoever waits for a server or
+    device."""
     first = _sleeping(look)
     if first:
         look.note("looking whether tasks in state D move")
         time.sleep(look.limits["seconds"])
-    stuck = [who for who, ran in (_sleeping(look) if first else {}).items() if first.get(who) == ran]
+    second = _sleeping(look) if first else {}
+    stuck, counted = _at_fault({who: sleep[0] for who, sleep in second.items() if first.get(who) == sleep}, look)
     found = look.found()
     found.figures["stuck"] = float(len(stuck))
     if stuck:
         listed = ", ".join(f"{name} ({pid})" for pid, name in stuck[:4]) + (", …" if len(stuck) > 4 else "")
         text = f"{len(stuck)} task{'s' if len(stuck) > 1 else ''} stuck in the kernel: {listed}"
-        found.above(
-            len(stuck),
-            1,
-            look.limits["critical"],
-            text,
-            "See where: cat /proc/PID/stack; often a dead mount or driver.",
-        )
+        hint = "See where: cat /proc/PID/stack; often a dead mount or driver."
+        (found.critical if counted >= look.limits["critical"] else found.warning)(text, hint)
     return found.result("none")
 
 
-def _sleeping(look: Look) -> dict[tuple[int, str], tuple[str, str]]:
-    """Threads in state D: (TID, name) → (start, context switches)."""
+def _at_fault(tasks: dict[_Task, str], look: Look) -> tuple[list[_Task], int]:
+    """Those of stuck tasks that may be stuck by a fault of the node, and how many of them cannot be otherwise."""
+    if not tasks:
+        return [], 0
+    look.note("looking where tasks are stuck")
+    fuse_of_node = has_fuse(look)
+    stuck, seen = [], Counter[Wait]()
+    for who, task in tasks.items():
+        own = is_node_s(task)
+        wait = what_for(frames(task), fuse_of_node=fuse_of_node or own)
+        if wait is not Wait.MADE:
+            stuck.append(who)
+            seen[Wait.FAULT if own else wait] += 1
+    return stuck, seen[Wait.FAULT] + (seen[Wait.BEHIND] if seen[Wait.FAULT] else 0)
+
+
+def _sleeping(look: Look) -> dict[_Task, _Sleep]:
+    """Threads in state D."""
     sleeping = {}
     for process in look.folders("proc/[0-9]*"):
         for task in _threads(str(process)):
@@ -48,9 +68,10 @@ def _sleeping(look: Look) -> dict[tuple[int, str], tuple[str, str]]:
                     head, _, tail = stat.read().rpartition(")")
                 if not tail.startswith(" D"):
                     continue
-                with open(f"{task}/status") as status:
+                with open(f"{task}/status", errors="replace") as status:
                     switches = "".join(line for line in status if "ctxt_switches" in line)
-                sleeping[int(task.rpartition("/")[2]), head.partition("(")[2]] = (tail.split()[19], switches)
+                name = int(task.rpartition("/")[2]), head.partition("(")[2]
+                sleeping[name] = task, tail.split()[19], switches
             except OSError:
                 continue  # it ended
     return sleeping
