@@ -669,7 +669,7 @@ def test_a_user_in_many_containers_leaves_numbers_for_stacks_to_others(monkeypat
     assert made.times()[1000, ""] == (0, 7)
     assert made.times()[NOBODY, "*"] == (0, 9)
     uses["refused"][shared] = 3
-    assert made.take_refused() == {(NOBODY, "*"): 3}
+    assert made.take_refused() == {((NOBODY, "*"), "stack_samples_over_share"): 3}
     made.rest((1000, ""), on=True)
     assert [resting[honest], resting[shared]] == [1, 0]
     for container, on in (("50", True), ("51", True), ("50", False)):
