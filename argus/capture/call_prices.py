@@ -70,7 +70,7 @@ def write_prices(table: Map, attachments: Iterable[Attachment], entries: Callabl
 
     Args:
         table: ``trap_prices`` of bpf/common.bpf.h.
-        attachments: All, or those that are new.
+        attachments: All that share the last slot, and any others.
         entries: As ``CallPrices.of`` has it.
     """
     shared: dict[int, int] = {}

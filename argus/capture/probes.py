@@ -17,7 +17,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, get_args
 
@@ -414,7 +414,7 @@ class Probes:
             self._placement.release(attachment)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
-        self._write_prices()
+        self._write_prices([attachment])
         self._attach_pulse(attachment, in_time=False)
         return attachment
 
@@ -616,8 +616,11 @@ class Probes:
         kind = subject_of(calls.CALLS[call])
         return kind is not None and (kind not in self.probed or kind in self.entries_only)
 
-    def _write_prices(self) -> None:
-        write_prices(self._module["trap_prices"], self.attachments, self._by_entry)
+    def _write_prices(self, new: Sequence[Attachment] | None = None) -> None:
+        """Of all files, or of new ones: then also of those that share a slot with others."""
+        shared = [each for each in self.attachments if not each.has_slot]
+        chosen = self.attachments if new is None else [*new, *shared]
+        write_prices(self._module["trap_prices"], chosen, self._by_entry)
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""

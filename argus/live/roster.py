@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
@@ -69,13 +69,6 @@ class _Candidate:
     """Its parent, -1: to be looked up (``Roster._parent_of``)."""
     owner: Owner | None = None
     """Whose it was when it was looked at first."""
-
-    def owner_of(self, pid: int) -> Owner:
-        """Whose it is."""
-        if self.target is not None:
-            return self.target.identity.owner
-        self.owner = self.owner or owner_of(pid)
-        return self.owner
 
 
 class Roster:
@@ -203,9 +196,19 @@ class Roster:
 
     def look_quickly(self, now: float) -> bool:
         """Looks at young candidates only. Cheap enough for 20 times a second. Whether something changed."""
-        self.admission.fill(self.jobs, (candidate.owner for candidate in self._candidates.values()), now)
         self._add_candidates(self.family.new(), now)
+        self.admission.fill(self.jobs, (self._owner_of(pid) for pid in self._candidates), now)
         return self._look_at_candidates(now) and self._attach(running=True)
+
+    def _owner_of(self, pid: int) -> Owner:
+        """Whose a process is that may be a rank, or whose that was which forked it, if it has ended."""
+        candidate = self._candidates.get(pid) or _Candidate(0.0)
+        if candidate.target is not None:
+            return candidate.target.identity.owner
+        if candidate.owner is None:
+            whom = self.whom(pid)
+            candidate.owner = whom.owner if whom.job is None else whom.job.owner
+        return candidate.owner
 
     def _add_candidates(self, pids: list[int], now: float) -> None:
         self._candidates.update((pid, _Candidate(now)) for pid in pids if pid not in self.by_pid)
@@ -367,13 +370,13 @@ class Roster:
         for pid in pids:
             if pid in self.by_pid or not self.family.includes(pid):
                 continue
-            caller = self._candidates.get(pid) or _Candidate(0.0)
-            owner = caller.owner_of(pid)
+            owner = self._owner_of(pid)
             if not self.admission.may_join(pid, owner):
                 continue
             with self.admission.joining(owner), suppress(OSError, ArgusError):
                 # One that ended before anybody knew it: its records are counted as records_without_rank.
-                found.append(caller.target or _inspected(pid))
+                known = self._candidates.get(pid)
+                found.append(known.target if known is not None and known.target is not None else _inspected(pid))
         for target in sorted(found, key=_without_rank):
             pid = target.pid
             candidate = self._candidates.pop(pid, None)
@@ -404,24 +407,15 @@ class Roster:
             above = self._candidates.get(self._parent_of(pid))
             if above is not None and not above.no_rank:
                 continue  # its turn comes once it is known what its parent is
-            owner = candidate.owner_of(pid)
-            if self.admission.may_join(pid, owner):
-                with self.admission.joining(owner), suppress(OSError, ArgusError):
-                    changed |= self._adopt_cpu_rank(pid, candidate, children.get(pid, ()))
+            if not self.admission.may_join(pid, owner := self._owner_of(pid)):
+                continue
+            with self.admission.joining(owner):
+                below = (identity_of(child) for child in children.get(pid, ()) if child in self._candidates)
+                if (target := _cpu_rank(pid, candidate, below)) is not None:
+                    del self._candidates[pid]
+                    self._session.note(_following(*self._adopt(target), on_gpu=False))
+                    changed = True
         return changed
-
-    def _adopt_cpu_rank(self, pid: int, candidate: _Candidate, children: Sequence[int]) -> bool:
-        """Makes a rank of one of them, if it is one. Raises OSError, ArgusError: it cannot be looked at."""
-        target, python = candidate.target or inspect(pid, wait=False), find_interpreter(pid) is not None
-        identity = target.identity
-        below = [identity_of(child) for child in children if child in self._candidates]
-        if identity.rank < 0 or not python or any(_is_another_rank(child, identity) for child in below):
-            candidate.target, candidate.no_rank = target, True
-            return False
-        del self._candidates[pid]
-        job, member = self._adopt(target)
-        self._session.note(_following(job, member, on_gpu=False))
-        return True
 
     # ---- jobs and ranks
 
@@ -505,15 +499,15 @@ class Roster:
     def _look_at_candidates(self, now: float, *, all_of_them: bool = False) -> bool:
         """Whether a candidate has loaded a library."""
         changed = False
-        for pid, candidate in list(self._candidates.items()):
+        # Whose turn it has been for longest comes first: there may be no time for all.
+        for pid, candidate in sorted(self._candidates.items(), key=lambda item: item[1].due):
             if pid in self._left_alone:
                 continue
-            if not all_of_them:
-                if now < candidate.due or now - candidate.since > YOUNG_S:
-                    continue
+            if not all_of_them and (now < candidate.due or now - candidate.since > YOUNG_S):
+                continue
+            owner = self._owner_of(pid)
+            if self.admission.may_look(pid, owner, again=candidate.due > 0):
                 candidate.due = now + (now - candidate.since) * QUICK_SHARE
-            owner = candidate.owner_of(pid)
-            if self.admission.may_look(pid, owner):
                 with self._guard(pid), self.admission.looking(owner):
                     changed |= self._look_at_candidate(pid, candidate, young=now - candidate.since <= YOUNG_S)
         return changed
@@ -582,6 +576,19 @@ class Roster:
 def _without_rank(target: Target) -> bool:
     """A key by which processes that a launcher numbered come first: a name that was given is theirs."""
     return target.identity.rank < 0
+
+
+def _cpu_rank(pid: int, candidate: _Candidate, below: Iterable[Identity]) -> Target | None:
+    """The process, if it is a rank; None: it is none, which is noted, or cannot be seen. ``below``: its children."""
+    try:
+        target, python = candidate.target or inspect(pid, wait=False), find_interpreter(pid) is not None
+    except (OSError, ArgusError):
+        return None
+    identity = target.identity
+    if identity.rank < 0 or not python or any(_is_another_rank(child, identity) for child in below):
+        candidate.target, candidate.no_rank = target, True
+        return None
+    return target
 
 
 def _is_another_rank(one: Identity, other: Identity) -> bool:

@@ -97,6 +97,8 @@ class _Author:
         self._hosts_there: dict[tuple[str, int, str], bool] = {}
         self._runs_there: dict[tuple[str, int], bool] = {}
         self._open: dict[tuple[str, int], bool] = {}
+        self._others: tuple[set[tuple[str, int]], pa.Table] | None = None
+        """The runs of the last file with ranks, and which of these other hosts have."""
 
     @property
     def goes_on(self) -> bool:
@@ -188,20 +190,31 @@ class _Author:
         Raises:
             ArgusError: A rank is that of another host, or of none.
         """
-        stored, of = ranks_there(self._store, runs), ["job", "run", "rank"]
+        of = ["job", "run", "rank"]
+        if self._others is None or self._others[0] != runs:
+            # Kept: of others none becomes the spool's, and most files are of the same runs.
+            self._others = runs, self._by_whose(ranks_there(self._store, runs))[1]
+        others = self._others[1]
+        if (theirs := keys.join(others, of, join_type="left semi")).num_rows:
+            where = _where(**theirs.drop_columns(["rank"]).slice(0, 1).to_pylist()[0])
+            raise _not_trusted(f"{file.name} has ranks of {where} that another host has")
+        if "host" in keys.column_names:
+            return
+        ours, _ = self._by_whose(ranks_there(self._store, runs))
+        if (nobodys := keys.join(ours, of, join_type="left anti")).num_rows:
+            where = _where(**nobodys.drop_columns(["rank"]).slice(0, 1).to_pylist()[0])
+            raise _not_trusted(f"{file.name} has ranks of {where} that the spool has brought of no host")
+
+    def _by_whose(self, stored: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Ranks that the spool has brought, and others'."""
         hosts = _distinct(stored, ["job", "run", "host"])
         brought = [_line(**one) in self._brought for one in hosts.to_pylist()]
         ours, others = (
             _distinct(stored.join(hosts.filter(pa.array([own == wanted for own in brought], pa.bool_())),
-                                  ["job", "run", "host"], join_type="left semi"), of)
+                                  ["job", "run", "host"], join_type="left semi"), ["job", "run", "rank"])
             for wanted in (True, False)
         )  # fmt: skip
-        if (theirs := keys.join(others, of, join_type="left semi")).num_rows:
-            where = _where(**theirs.drop_columns(["rank"]).slice(0, 1).to_pylist()[0])
-            raise _not_trusted(f"{file.name} has ranks of {where} that another host has")
-        if "host" not in keys.column_names and (nobodys := keys.join(ours, of, join_type="left anti")).num_rows:
-            where = _where(**nobodys.drop_columns(["rank"]).slice(0, 1).to_pylist()[0])
-            raise _not_trusted(f"{file.name} has ranks of {where} that the spool has brought of no host")
+        return ours, others
 
     def _note(self, lines: list[str]) -> None:
         new = [line for line in dict.fromkeys(lines) if line not in self._brought]

@@ -511,9 +511,8 @@ class Reader:
         doing = self._doing()
         self._end(owner if isinstance(failure, TimeoutError) else NOBODY)
         if isinstance(failure, TimeoutError):
-            self._hangs_of[owner] += 1
-            self._hangs_of[owner[0]] += 1
-            _drop_oldest(self._hangs_of)
+            for whose in (owner, owner[0]):
+                _renew(self._hangs_of, whose, self._hangs_of[whose] + 1)
         if doing == progress.MEMORY.decode() and isinstance(failure, TimeoutError):
             if pid not in self._no_memory:
                 self.counters["memory_hung"] += 1
@@ -522,13 +521,11 @@ class Reader:
                 return
         elif isinstance(failure, TimeoutError) and (what := self._given_up(doing, pid, owner)):
             wait_s = self._waits_s.get(what, RETRY_S)
-            self._waits_s[what] = min(2 * wait_s, LONGEST_RETRY_S)
-            self._dead[what] = time.monotonic() + wait_s
+            _renew(self._waits_s, what, min(2 * wait_s, LONGEST_RETRY_S))
+            _renew(self._dead, what, time.monotonic() + wait_s)
             hung = doing if _DEVICE.fullmatch(doing) else what
             self.counters["file_systems_hung"] += hung not in self._hung
-            self._hung[hung] = None
-            for kept in (self._waits_s, self._dead, self._hung):
-                _drop_oldest(kept)
+            _renew(self._hung, hung, None)
             self.on_loss("file_systems_hung", pid, 1, what)
             self._hangs[pid] += 1
             if self._hangs[pid] == MOST_HANGS and self.reads(pid):
@@ -584,7 +581,10 @@ class Reader:
                 self.on_slow(str(answer.what["slow"])[:4096])
 
 
-def _drop_oldest(kept: dict[Any, Any]) -> None:
+def _renew(kept: dict[Any, Any], key: object, value: object) -> None:
+    """Sets what is kept of something. What was set longest ago goes, where there is too much."""
+    kept.pop(key, None)
+    kept[key] = value
     while len(kept) > _MOST_KEPT:
         del kept[next(iter(kept))]
 

@@ -12,8 +12,10 @@ from argus.live.job import Job
 from argus.model.losses import UNKNOWN, Losses, Owner, Whom
 
 OF_LOOP, SAVED_S = 0.1, 4.0
-"""Share of the loop's time for either, and what an owner has saved that had few new processes. One costs 3 to 10 ms,
-all told: a node's ranks with their data-loader workers begin at once."""
+"""Share of the loop's time for either, and what an owner has saved that had few new processes. To make a rank of one
+costs 3 to 10 ms; a look costs a tenth to 2 ms while a process loads what it needs, and there are some 200 of them."""
+FILL_S = 0.2
+"""How often accounts are filled at most: there may be thousands."""
 JOB_S = 0.025
 """Price of a job that begins, for what comes of it once: its rows, at its end, too."""
 LIVE_JOB_SHARE = 0.001
@@ -46,6 +48,8 @@ class Admission:
             owners: Of all processes that may be ranks; None: not looked at yet.
             now: ``time.monotonic()``.
         """
+        if self._filled and now - self._filled < FILL_S:
+            return
         elapsed_s, self._filled = now - self._filled if self._filled else 0.0, now
         running = Tally({owner: 0 for owner in owners if owner is not None})
         for job in jobs:
@@ -56,18 +60,17 @@ class Admission:
             if self._ranks.may(owner):
                 self._ranks.spend(owner, LIVE_JOB_SHARE * number * elapsed_s)
 
-    def may_look(self, pid: int, owner: Owner) -> bool:
-        """Whether there is time to see what a process has loaded."""
-        return self._may(self._looks, pid, owner)
+    def may_look(self, pid: int, owner: Owner, *, again: bool) -> bool:
+        """Whether there is time to see what a process has loaded. ``again``: it was seen before, so that nothing is
+        lost if this time it is not."""
+        return self._looks.may(owner) or (not again and self._refuse(pid, owner))
 
     def may_join(self, pid: int, owner: Owner) -> bool:
         """Whether there is time to make a rank of a process."""
-        return self._may(self._ranks, pid, owner)
+        return self._ranks.may(owner) or self._refuse(pid, owner)
 
-    def _may(self, turns: Turns, pid: int, owner: Owner) -> bool:
-        if turns.may(owner):
-            return True
-        if pid not in self._refused:
+    def _refuse(self, pid: int, owner: Owner) -> bool:
+        if pid not in self._refused and owner != UNKNOWN:
             self._refused.add(pid)
             self._losses.count("processes_over_share", Whom(None, owner))
         return False

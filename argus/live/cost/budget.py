@@ -58,8 +58,8 @@ class BudgetSide(Side):
         self._hits: dict[int, int] = {}
         """Of each process: hits of its probes."""
         self._spent: dict[int, tuple[float, int, int, int, int]] = {}
-        """Of each process: when it was looked at, hits of its probes, what these cost, records refused, for how long it
-        had waited for a CPU."""
+        """Of each process: when it was looked at, hits of its probes, what their traps cost, records refused, for how
+        long it had waited for a CPU."""
         self._reduced: Tally[str] = Tally()
         """How often something was given up, by the rungs' counters."""
         self._reduced_of: dict[Owner, Tally[str]] = {}
@@ -260,14 +260,16 @@ class BudgetSide(Side):
                 continue
             hits, member.refused, trap_ns = self._session.probes.spent(pid)
             queued = queued_ns(pid)
-            self._spent[pid] = now, hits, hits * RUN_NS + trap_ns, member.refused, queued
+            self._spent[pid] = now, hits, trap_ns, member.refused, queued
             if pid in before:
                 then, *counts_then, queued_then = before[pid]
                 elapsed_s = max(now - then, 1e-3)
                 ran_s = elapsed_s - (queued - queued_then) / 1e9
-                new_hits, cost_ns, refused = (
+                new_hits, new_ns, refused = (
                     count - earlier for count, earlier in zip(self._spent[pid][1:4], counts_then, strict=True)
                 )
+                # One job's steps may show that traps cost less than measured, not that others' cost more.
+                cost_ns = new_hits * RUN_NS + new_ns * min(self.overhead.correction, 1.0)
                 spent[pid] = Spent(id(job), job.owner, new_hits, cost_ns, refused, elapsed_s, ran_s)
         ignored = self._neighbours.look(spent)
         for pid, why in ignored.items():

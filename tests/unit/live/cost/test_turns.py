@@ -37,8 +37,9 @@ def test_a_user_s_many_containers_have_the_time_of_eight() -> None:
     turns.fill(owners, 10.0)
     for owner in owners:
         turns.spend(owner, SAVED_S + 1.0)
+    before = dict(turns._left_s)
     turns.fill(owners, 10.9)
-    gained = {owner: turns._left_s[owner] + 1.0 for owner in owners}
+    gained = {owner: turns._left_s[owner] - before[owner] for owner in owners}
     assert gained[other] == pytest.approx(OF_LOOP * 0.9 / 9)
     assert sum(gained[owner] for owner in many) == pytest.approx(8 * gained[other])
 
@@ -49,6 +50,8 @@ def test_those_who_are_not_known_are_no_owner_beside_one() -> None:
     turns.spend((1001, ""), 5.0)
     assert turns.may((1001, ""))
     turns.fill({UNKNOWN, (1001, ""), (1002, "")}, 10.1)
+    assert turns.may((1001, "")), "nobody had to wait for it"
+    turns.spend((1001, ""), 5.0)
     assert not turns.may((1001, ""))
     assert turns.may(UNKNOWN)
     turns.spend(UNKNOWN, 5.0)
@@ -82,3 +85,37 @@ def test_who_leaves_with_little_and_comes_back_has_little() -> None:
     turns.fill({a, b, c}, 10.2)
     turns.spend(a, 0.06 + OF_LOOP * 0.1)
     assert not turns.may(a)
+
+
+def test_what_an_owner_owes_is_remembered_whenever_it_comes_back() -> None:
+    """Also between two fills, before it is among those that are filled."""
+    turns = Turns(OF_LOOP, SAVED_S)
+    a, b, c = (1001, ""), (1002, ""), (1003, "")
+    spent_s = 0.0
+    for turn in range(100):
+        turns.fill({b, c}, 10.0 + 0.05 * turn)
+        while turns.may(a):
+            turns.spend(a, 0.01)
+            spent_s += 0.01
+    assert spent_s < SAVED_S + OF_LOOP * 0.05 * 100
+
+
+def test_new_containers_of_a_user_have_no_full_accounts_without_end() -> None:
+    """Anybody may make them: a namespace for each process."""
+    turns = Turns(OF_LOOP, SAVED_S)
+    other = (1002, "")
+    turns.fill({other, (1003, "")}, 10.0)
+    spent_s = 0.0
+    for turn in range(400):
+        container = (1001, f"pid:[{turn}]")
+        while turns.may(container):
+            turns.spend(container, 0.01)
+            spent_s += 0.01
+        turns.fill({other, container}, 10.0 + 0.05 * turn)
+        assert len(turns._gone_s) <= 256
+    passed_s = 0.05 * 400
+    assert spent_s < 4 * SAVED_S + 2 * OF_LOOP * passed_s
+    assert turns.may(other)
+    turns.spend(other, SAVED_S + 0.1)
+    assert not turns.may(other)
+    assert turns.may((1004, "")), "another user's are not less for it"
