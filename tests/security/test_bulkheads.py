@@ -351,11 +351,19 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     probes = made.session.probes = MagicMock()
     probes.counters.return_value = dict.fromkeys(LOSS_COUNTERS, 0)
     probes.in_progress.return_value = []
-    for ring in ("launches", "collectives", "control", "marks", "math"):
-        getattr(probes, ring).discarded = getattr(probes, ring).used = 0
-        getattr(probes, ring).drain.return_value = np.empty(0, records.LAUNCH)
+    rings = probes.rings.return_value = {}
+    for name, dtype in (
+        ("launches", records.LAUNCH),
+        ("collectives", records.COLLECTIVE),
+        ("control", records.CONTROL),
+        ("marks", records.MARK),
+        ("math", records.MATH),
+    ):
+        ring = rings[name] = getattr(probes, name)
+        ring.discarded = ring.used = 0
+        ring.drain.return_value = np.empty(0, dtype)
     roster = made._roster = made.session.roster = MagicMock()
-    identity = SimpleNamespace(world_size=1, launcher="unknown", local_rank=0)
+    identity = Identity()
     target = SimpleNamespace(
         pid=7, identity=identity, exe="x", command="x", started_unix=0.0, libraries=[], on_gpu=False
     )
@@ -386,6 +394,13 @@ SIDES = {
     "_gpu.work": "GPU times",
     "session.writer.maybe_flush": "the store",
 }
+
+
+def test_the_turns_of_these_tests_fail_for_what_is_planted_alone(tracer: Any) -> None:
+    for _ in range(3):
+        tracer._work_due = tracer._look_due = tracer._quick_look_due = 0.0
+        tracer.poll()
+    assert tracer.bulkheads.counters["turns_failed"] == 0, tracer.notes()
 
 
 @pytest.mark.parametrize("side", SIDES)
