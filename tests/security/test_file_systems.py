@@ -163,7 +163,7 @@ def test_what_was_given_up_of_a_process_is_forgotten_with_its_number(monkeypatch
         one._blame(200, (NOBODY, ""), TimeoutError())
     assert (one.reads_memory(200), list(one._dead)) == (False, ["paths of process 200"])
     one.forget(200)
-    assert (one.reads_memory(200), list(one._dead), one._hung) == (True, [], set())
+    assert (one.reads_memory(200), list(one._dead), one._hung) == (True, [], {})
     assert one.counters == {"memory_hung": 1, "file_systems_hung": 1}
 
 

@@ -10,10 +10,10 @@ from typing import Protocol, TypeVar
 from argus.model.losses import Owner
 from argus.model.shares import CONTAINERS
 
-MOST_OPS, OF_OWNER, OF_ALL = 2 << 20, 8 << 20, 16 << 20
-"""Operations of all GPUs of a process that are kept for windows, and for steps, 36 MB a million: what a process says of
-its GPUs and of when something ran may be anything. And of all processes of an owner, and in all. A rank keeps some
-thousands."""
+MOST_OPS, OF_OWNER, OF_ALL = 2 << 20, 3 << 20, 4 << 20
+"""Operations of all GPUs of a process that are kept for windows, and for steps, 77 MB a million for both: what a
+process says of its GPUs and of when something ran may be anything. And of all processes of an owner, and in all: all of
+Argus is to stay below 500 MB. A rank keeps some thousands."""
 
 
 class Holder(Protocol):
