@@ -154,6 +154,8 @@ class Job:
     """Number and end of each rank's newest step."""
     over_since: float = 0.0
     """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
+    covered_at: float = 0.0
+    """When its coverage was stored last, ``time.monotonic()``."""
     finished: bool = False
     """Whether its last steps were stored: it is over, and nothing more is expected."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -164,12 +164,20 @@ class SessionRows:
         if used is None:
             return
         columns = {name: value for name, value in vars(used).items() if name != "begin_ns"}
-        for job in self._session.jobs:
-            if not job.over_since:
-                ts = np.full(1, used.begin_ns + self._session.mono_offset_ns, np.int64)
-                self._session.writer.append(
-                    "host_usage", {"job": job.name, "run": job.run, "host": self._session.host, "ts": ts, **columns}
-                )
+        for job in self._in_turn([job for job in self._session.jobs if not job.over_since]):
+            ts = np.full(1, used.begin_ns + self._session.mono_offset_ns, np.int64)
+            self._session.writer.append(
+                "host_usage", {"job": job.name, "run": job.run, "host": self._session.host, "ts": ts, **columns}
+            )
+
+    def _in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Those for whose rows there is time now, each for so long as it is worked on: of an owner with very many whose
+        turn it has been for longest."""
+        admission = self._session.roster.admission
+        for job in sorted(jobs, key=lambda job: job.covered_at):
+            if admission.may_write(job.owner):
+                with admission.writing(job.owner):
+                    yield job
 
     def write_coverage(
         self,
@@ -186,17 +194,21 @@ class SessionRows:
             seen_ns: What was called until then has become rows, CLOCK_MONOTONIC; 0: now.
             over_share: Samples and switches of a process's threads beyond its share, by PID.
             sides: What is observed.
-            jobs: None: those that run, and at the end all.
+            jobs: None: those that run and have their turn, and at the end all.
         """
         session = self._session
-        if jobs is None:
-            begun = time.monotonic() - OVER_S
-            jobs = [job for job in session.jobs if not 0 < job.over_since < begun or session.end_ns is not None]
         with session.bulkheads.part("coverage"):
             self.count_refused(over_share)
-        for job in jobs:
-            with session.roster.admission.joining(job.owner):
+        if jobs is None and session.end_ns is not None:
+            jobs = session.jobs
+        if jobs is None:
+            begun = time.monotonic() - OVER_S
+            for job in self._in_turn([job for job in session.jobs if not 0 < job.over_since < begun]):
+                job.covered_at = time.monotonic()
                 self._write_coverage_of(job, counters, seen_ns, sides)
+            return
+        for job in jobs:
+            self._write_coverage_of(job, counters, seen_ns, sides)
 
     def _write_coverage_of(self, job: Job, counters: Counters, seen_ns: int, sides: Sequence[Side]) -> None:
         session = self._session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -41,6 +42,7 @@ from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
 from argus.live.options import Options
 from argus.live.preflight import own_library
 from argus.live.roster import Roster, _Candidate
+from argus.live.session_rows import SessionRows
 from argus.live.tracer import Tracer
 from argus.model import records
 from argus.model.calls import Layer
@@ -49,7 +51,7 @@ from argus.model.records import Counter, StackCounter
 from argus.store.open import open_store
 from argus.store.reader import query
 from argus.system.proc import container_of
-from tests.builders.sessions import a_session
+from tests.builders.sessions import Rows, a_session
 from tests.kernel.conftest import poll_until, wait_for_cuda, wait_until
 from tests.stores import new_store
 
@@ -1276,6 +1278,8 @@ class Starting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.spent_s: Tally[int] = Tally()
+        self.look_s: dict[int, float] = {}
+        self.looked_at: set[int] = set()
         self.owners: dict[int, tuple[int, str]] = {}
         monkeypatch.setattr(live_session.time, "monotonic", lambda: self.now)
         monkeypatch.setattr("argus.live.roster.owner_of", self.owners.__getitem__)
@@ -1289,8 +1293,11 @@ class Starting:
         monkeypatch.setattr(self.roster._libraries, "changed", self._changed)
 
     def _take(self, pid: int) -> None:
-        self.now += 0.01
-        self.spent_s[self.owners[pid][0]] += 0.01  # type: ignore[assignment]
+        uid = self.owners[pid][0]
+        took_s = self.look_s.get(uid, 0.01)
+        self.now += took_s
+        self.spent_s[uid] += took_s  # type: ignore[assignment]
+        self.looked_at.add(pid)
 
     def _inspect(self, pid: int, *, wait: bool) -> Target:
         self._take(pid)
@@ -1352,6 +1359,39 @@ def test_jobs_that_an_owner_has_run_on_do_not_hold_the_loop(monkeypatch: pytest.
     assert 2 in of.roster.by_pid
 
 
+def test_jobs_that_began_while_their_owner_was_alone_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has rows now and then, of which all have their turn; the last one whatever it takes."""
+    of = Starting(monkeypatch)
+    writer = Rows()
+    of.session.writer = writer  # type: ignore[assignment]
+    of.session.end_ns = None
+    jobs = [live_job.Job(f"job {number}", 1, "", (NOBODY, "")) for number in range(2000)]
+    of.roster.jobs += [*jobs, modest := live_job.Job("modest", 1, "", (1000, ""))]
+    rows = SessionRows(of.session)
+    monkeypatch.setattr(rows, "count_refused", lambda over_share: None)
+
+    def append(table: str, columns: Any) -> int:
+        of.now += 0.002
+        written[columns["job"]] += 1
+        return 1
+
+    written: Tally[str] = Tally()
+    monkeypatch.setattr(of.session.writer, "append", append)
+    begun, turns = of.now, 100
+    for _ in range(turns):
+        of.roster.look_quickly(of.now)
+        rows.write_coverage({}, 0, lambda pid: 0, [])
+        of.now += 4.0
+    assert written[modest.name] == turns
+    of_jobs = [written[job.name] for job in jobs]
+    assert 0.002 * sum(of_jobs) < 2 * admission.SAVED_S + admission.OF_LOOP * (of.now - begun)
+    assert max(of_jobs) - min(of_jobs) <= 1
+    assert min(of_jobs) > 5
+    of.session.end_ns = 1
+    rows.write_coverage({}, 0, lambda pid: 0, [])
+    assert sum(written[job.name] for job in jobs) == sum(of_jobs) + len(jobs)
+
+
 def test_of_what_a_trace_finds_no_owner_s_jobs_are_all_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     of = Starting(monkeypatch)
     owners = {1: (1000, ""), **{(1 << 22) + number: (NOBODY, "") for number in range(2000)}}
@@ -1366,20 +1406,29 @@ def test_of_what_a_trace_finds_no_owner_s_jobs_are_all_taken_in(monkeypatch: pyt
     assert 100 < len(taken_in) < 300
 
 
-def test_namespaces_without_end_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process in one of its own, as anybody may have: each is an owner of its own."""
+@pytest.mark.parametrize(("look_s", "alive"), [(0.01, 8), (0.6, 8), (0.6, 1)])
+def test_namespaces_without_end_do_not_hold_the_loop(
+    monkeypatch: pytest.MonkeyPatch, look_s: float, alive: int
+) -> None:
+    """Each process in one of its own, as anybody may have: each is an owner of its own. Whose mappings have been read,
+    which takes long of 60,000, makes room for the next."""
     of = Starting(monkeypatch)
-    first = 1 << 22
+    of.look_s[NOBODY] = look_s
+    pids, living = iter(range(1 << 22, 1 << 24)), set[int]()
     of.turn(of.start(1000, 1))
-    for number in range(200):
-        if number == 100:
+    for turn in range(900):
+        if turn == 600:
             begun, spent_s = of.now, of.spent_s[NOBODY]
-        for other in range(8):
-            of.start(NOBODY, first + 8 * number + other, container=f"pid:[{number}, {other}]")
+        for pid in itertools.islice(pids, alive - len(living)):
+            living |= of.start(NOBODY, pid, container=f"pid:[{pid}]")
         of.turn(set())
+        done = living & of.looked_at
+        of.roster._leaving += done
+        of.roster.retire(list(done))
+        living -= done
     of.turn(of.start(1000, 2))
     assert 2 in of.roster.by_pid
-    assert of.spent_s[NOBODY] - spent_s < 2 * admission.OF_LOOP * (of.now - begun)
+    assert of.spent_s[NOBODY] - spent_s < 2 * admission.OF_LOOP * (of.now - begun) + look_s
 
 
 def test_children_in_bursts_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""How much of the loop's time each owner's new processes may take: to be looked at, and to become ranks."""
+"""How much of the loop's time each owner's processes and jobs may take as such: to be looked at, to become ranks, and
+to have the rows that each job has now and then."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from argus.live.job import Job
 from argus.model.losses import UNKNOWN, Losses, Owner, Whom
 
 OF_LOOP, SAVED_S = 0.1, 4.0
-"""Share of the loop's time for either, and what an owner has saved that had few new processes. To make a rank of one
-costs 3 to 10 ms; a look costs a tenth to 2 ms while a process loads what it needs, and there are some 200 of them."""
+"""Share of the loop's time for each of these, and what an owner has saved that had few new processes. To make a rank of
+one costs 3 to 10 ms; a look costs a tenth to 2 ms while a process loads what it needs, and there are some 200."""
 FILL_S = 0.2
 """How often accounts are filled at most: there may be thousands."""
 JOB_S = 0.025
@@ -26,7 +27,7 @@ jobs has no more of them begin beside others."""
 class Admission:
     """Decides for the roster. Where processes of one owner alone are traced, there is time for all.
 
-    Looking and becoming a rank have accounts of their own: who starts processes without end that are no ranks has its
+    Each has an account of its own: who starts processes without end that are no ranks has its
     ranks traced all the same.
 
     Args:
@@ -35,7 +36,7 @@ class Admission:
 
     def __init__(self, losses: Losses) -> None:
         self._losses = losses
-        self._looks, self._ranks = (Turns(OF_LOOP, SAVED_S, time.monotonic) for _ in range(2))
+        self._looks, self._ranks, self._rows = (Turns(OF_LOOP, SAVED_S, time.monotonic) for _ in range(3))
         self._filled = 0.0
         self._refused: set[int] = set()
         """Processes that have been counted."""
@@ -54,7 +55,7 @@ class Admission:
         running = Tally({owner: 0 for owner in owners if owner is not None})
         for job in jobs:
             running[job.owner] += not job.over_since
-        for turns in (self._looks, self._ranks):
+        for turns in (self._looks, self._ranks, self._rows):
             turns.fill({UNKNOWN, *running}, now)
         for owner, number in running.items():
             if self._ranks.may(owner):
@@ -80,8 +81,16 @@ class Admission:
         return self._looks.spending(owner)
 
     def joining(self, owner: Owner) -> AbstractContextManager[None]:
-        """Within, it is done for ranks or jobs of an owner what is done for each, however little it does."""
+        """Within, a rank is made of a process of an owner."""
         return self._ranks.spending(owner)
+
+    def may_write(self, owner: Owner) -> bool:
+        """Whether there is time for rows that each job of an owner has now and then, however little it does."""
+        return self._rows.may(owner)
+
+    def writing(self, owner: Owner) -> AbstractContextManager[None]:
+        """Within, such rows of an owner's job are made."""
+        return self._rows.spending(owner)
 
     def begin_job(self, owner: Owner) -> None:
         """One begins."""

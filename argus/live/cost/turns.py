@@ -13,23 +13,57 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 from argus.model.losses import UNKNOWN, Owner
 from argus.model.shares import CONTAINERS
 
 _ROUNDS = 4
 """In which what full accounts leave is handed to the others."""
-_NEW_CONTAINERS = 4
-"""Containers of a user that begin with a full account; further ones, which anybody may make without end, with what has
-come back of that since."""
-_LEAST_S = 0.01
-"""What a container takes of that at least, and owes where there is nothing: an account that is not empty suffices for
-one thing, however long it takes."""
+_OF_USER = 4
+"""What a user has saved for all its containers, which anybody may make without end, in times of what one has."""
 _KEPT_GONE = 256
-"""Owners that left, the newest, of which is remembered what they had."""
+"""Owners that left, the newest, of which is remembered what they had; and users."""
+Key = TypeVar("Key", bound=Hashable)
+
+
+class _Accounts(Generic[Key]):
+    """Accounts of owners, or of users."""
+
+    def __init__(self, saved_s: float) -> None:
+        self._saved_s = saved_s
+        self.left_s: dict[Key, float] = {}
+        self.gone_s: dict[Key, float] = {}
+        """Of those that left: what their accounts hold, until they are full."""
+
+    def fill(self, weights: Mapping[Key, float], share_s: float) -> None:
+        """Hands out a share of time. ``weights``: of those who are there."""
+        each_s = share_s / max(sum(weights.values()), 1.0)
+        for key in self.left_s.keys() - weights.keys():
+            self.gone_s[key] = self.left_s.pop(key)
+        gone = {key: left_s + each_s for key, left_s in self.gone_s.items()}
+        self.gone_s = {key: left_s for key, left_s in gone.items() if left_s < self._saved_s}
+        while len(self.gone_s) > _KEPT_GONE:
+            del self.gone_s[next(iter(self.gone_s))]
+        for key in weights:
+            self.open(key)
+        for _ in range(_ROUNDS):
+            open_to = [key for key in weights if self.left_s[key] < self._saved_s]
+            if not open_to or share_s <= 0:
+                return
+            each_s = share_s / sum(weights[key] for key in open_to)
+            for key in open_to:
+                given_s = min(each_s * weights[key], self._saved_s - self.left_s[key])
+                self.left_s[key] += given_s
+                share_s -= given_s
+
+    def open(self, key: Key) -> None:
+        """Who has just come begins with all; who comes back, with what it would have if it had stayed."""
+        if key not in self.left_s:
+            self.left_s[key] = self.gone_s.pop(key, self._saved_s)
 
 
 class Turns:
@@ -43,13 +77,10 @@ class Turns:
     """
 
     def __init__(self, of_loop: float, saved_s: float, clock: Callable[[], float] | None = None) -> None:
-        self._of_loop, self._saved_s = of_loop, saved_s
+        self._of_loop = of_loop
         self._clock = clock or (lambda: time.thread_time())
-        self._left_s: dict[Owner, float] = {}
-        self._gone_s: dict[Owner, float] = {}
-        """Of owners that left: what their accounts hold, until they are full."""
-        self._new_s: dict[int, float] = {}
-        """Of users: what their new containers may begin with, until it is all again."""
+        self._of_owners = _Accounts[Owner](saved_s)
+        self._of_users = _Accounts[int](_OF_USER * saved_s)
         self._filled = 0.0
 
     def fill(self, owners: AbstractSet[Owner], now: float) -> None:
@@ -61,50 +92,22 @@ class Turns:
             now: ``time.monotonic()``.
         """
         share_s, self._filled = self._of_loop * max(now - self._filled, 0.0), now
-        self._keep_of_gone(owners, share_s)
-        for owner in owners:
-            self._open(owner)
         containers = Tally(user for user, _ in owners)
-        weights = {owner: min(1.0, CONTAINERS / containers[owner[0]]) for owner in owners}
-        for _ in range(_ROUNDS):
-            open_to = [owner for owner in owners if self._left_s[owner] < self._saved_s]
-            if not open_to or share_s <= 0:
-                return
-            each_s = share_s / sum(weights[owner] for owner in open_to)
-            for owner in open_to:
-                given_s = min(each_s * weights[owner], self._saved_s - self._left_s[owner])
-                self._left_s[owner] += given_s
-                share_s -= given_s
-
-    def _keep_of_gone(self, owners: AbstractSet[Owner], share_s: float) -> None:
-        """Who leaves and comes back has no more than if it had stayed."""
-        each_s = share_s / max(len(owners), 1)
-        self._gone_s |= {owner: self._left_s.pop(owner) for owner in self._left_s.keys() - owners}
-        gone = {owner: left_s + each_s for owner, left_s in self._gone_s.items()}
-        self._gone_s = {owner: left_s for owner, left_s in gone.items() if left_s < self._saved_s}
-        while len(self._gone_s) > _KEPT_GONE:
-            del self._gone_s[next(iter(self._gone_s))]
-        all_s = _NEW_CONTAINERS * self._saved_s
-        self._new_s = {user: left_s + each_s for user, left_s in self._new_s.items() if left_s + each_s < all_s}
+        self._of_owners.fill({owner: min(1.0, CONTAINERS / containers[owner[0]]) for owner in owners}, share_s)
+        self._of_users.fill({user: min(number, CONTAINERS) for user, number in containers.items()}, share_s)
 
     def _open(self, owner: Owner) -> None:
-        if owner in self._left_s:
-            return
-        if owner in self._gone_s:
-            self._left_s[owner] = self._gone_s.pop(owner)
-            return
-        left_s = self._new_s.get(owner[0], _NEW_CONTAINERS * self._saved_s)
-        self._left_s[owner] = min(max(left_s, -_LEAST_S), self._saved_s)
-        self._new_s[owner[0]] = max(left_s - max(self._left_s[owner], _LEAST_S), -self._saved_s)
+        self._of_owners.open(owner)
+        self._of_users.open(owner[0])
 
     @property
     def _alone(self) -> bool:
-        return len(self._left_s.keys() - {UNKNOWN}) < 2
+        return len(self._of_owners.left_s.keys() - {UNKNOWN}) < 2
 
     def may(self, owner: Owner) -> bool:
         """Whether something may be done for an owner's processes now: always, if there is no other owner."""
         self._open(owner)
-        return self._alone or self._left_s[owner] > 0
+        return self._alone or (self._of_owners.left_s[owner] > 0 and self._of_users.left_s[owner[0]] > 0)
 
     @contextmanager
     def spending(self, owner: Owner) -> Iterator[None]:
@@ -119,4 +122,5 @@ class Turns:
         """Takes off what was spent, s: of who has it to itself nothing, since nobody had to wait."""
         self._open(owner)
         if not self._alone:
-            self._left_s[owner] -= seconds
+            self._of_owners.left_s[owner] -= seconds
+            self._of_users.left_s[owner[0]] -= seconds

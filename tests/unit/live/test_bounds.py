@@ -67,7 +67,7 @@ CLASSES = {
     "live/cost/neighbours": ("Neighbours",),
     "live/cost/ladders": ("Ladders",),
     "live/cost/admission": ("Admission",),
-    "live/cost/turns": ("Turns",),
+    "live/cost/turns": ("_Accounts",),
     "live/coverage": ("SignalCoverage",),
     "live/display/recent": ("RecentSteps",),
     "live/sides/environment": ("EnvironmentSide",),

@@ -18,11 +18,13 @@ def test_time_is_shared_by_owners() -> None:
     for owner in (a, b):
         turns.spend(owner, SAVED_S + 1.0)
     turns.fill({a, b, c}, 11.0)
-    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.75, -0.75, SAVED_S]), "c needs nothing"
+    assert [turns._of_owners.left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.75, -0.75, SAVED_S]), (
+        "c needs nothing"
+    )
     assert [turns.may(owner) for owner in (a, b, c)] == [False, False, True]
     turns.spend(c, 2.0)
     turns.fill({a, b, c}, 12.5)
-    assert [turns._left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.5, -0.5, SAVED_S - 1.75])
+    assert [turns._of_owners.left_s[owner] for owner in (a, b, c)] == pytest.approx([-0.5, -0.5, SAVED_S - 1.75])
     turns.fill({a}, 12.6)
     assert turns.may(a), "alone"
     turns.fill({a, (1004, "")}, 12.7)
@@ -37,9 +39,9 @@ def test_a_user_s_many_containers_have_the_time_of_eight() -> None:
     turns.fill(owners, 10.0)
     for owner in owners:
         turns.spend(owner, SAVED_S + 1.0)
-    before = dict(turns._left_s)
+    before = dict(turns._of_owners.left_s)
     turns.fill(owners, 10.9)
-    gained = {owner: turns._left_s[owner] - before[owner] for owner in owners}
+    gained = {owner: turns._of_owners.left_s[owner] - before[owner] for owner in owners}
     assert gained[other] == pytest.approx(OF_LOOP * 0.9 / 9)
     assert sum(gained[owner] for owner in many) == pytest.approx(8 * gained[other])
 
@@ -71,7 +73,7 @@ def test_who_leaves_in_debt_and_comes_back_has_it_still() -> None:
     assert not turns.may(a)
     turns.fill({b, c}, 11.0)
     turns.fill({b, c}, 20.0)
-    assert not turns._gone_s, "it would have been paid by now"
+    assert not turns._of_owners.gone_s, "it would have been paid by now"
     turns.fill({a, b, c}, 20.1)
     assert turns.may(a)
 
@@ -112,7 +114,7 @@ def test_new_containers_of_a_user_have_no_full_accounts_without_end() -> None:
             turns.spend(container, 0.01)
             spent_s += 0.01
         turns.fill({other, container}, 10.0 + 0.05 * turn)
-        assert len(turns._gone_s) <= 256
+        assert len(turns._of_owners.gone_s) <= 256
     passed_s = 0.05 * 400
     assert spent_s < 4 * SAVED_S + 2 * OF_LOOP * passed_s
     assert turns.may(other)
