@@ -20,8 +20,10 @@ from argus.model.text import named
 from argus.store import spill, spool
 from argus.store.failures import transient
 from argus.store.open import LEASE_TIMEOUT_S, Store
-from argus.store.read.owners import hosts_there, ranks_there, runs_there
-from argus.store.replay import replay, sent_before_s
+from argus.store.read.contents import HASHED, numbered_by_content
+from argus.store.read.owners import TEMPLATE, hosts_there, ranks_there, runs_there, templates_there
+from argus.store.reader import NUMBERING, newest_run
+from argus.store.replay import NotLookedUp, replay, sent_before_s
 from argus.store.schema import ensure_schema
 from argus.store.schema_files import table_columns
 from argus.system import files
@@ -44,6 +46,10 @@ _RANKS_OF_NO_HOST = frozenset({"communicators", "dumped_calls", "dumped_groups"}
 MOST_PARTS = 10_000
 """Runs, and hosts in runs, of which one load takes rows whose author is not trusted: the store is asked for each. A
 hundred nodes have fewer in a month."""
+MOST_TEMPLATES = 100_000
+"""Of a file whose author is not trusted, for the same reason. A host has two of each of 8,192 kernels at first."""
+CLOCKS_S = 60.0
+"""By how much the clock of who wrote such a spool may be ahead."""
 MOST_NAME_BYTES = 4096
 """Of a job or a host in such a spool: a server takes questions of a bounded length."""
 _OURS = {"ranks": ("uid", "container")}
@@ -79,7 +85,10 @@ def check_target(store: Store) -> None:
 class _Author:
     """What a spool may bring whose author is not trusted: rows of traces and imports, of what hosts did in runs of
     which the store had nothing before this spool was first loaded, and of ranks that no other host has. So each node
-    of a run may bring its own. Rows of no host (names of kernels, communicators, stacks) go with them.
+    of a run may bring its own. Rows of no host (names of kernels, communicators, stacks) go with them: names of kernels
+    and stacks whose number is the hash of what they hold, and templates that are not there.
+
+    Of runs that may still begin nothing is taken: whoever is given that number would find rows of others there.
 
     Rows of tables with ranks and no host (communicators, calls in dumps) are taken of ranks alone that the spool has
     brought of a host: such files come after the others.
@@ -120,9 +129,12 @@ class _Author:
         keys = _distinct(batch.rows, of)
         parts = self._parts(file, keys)
         runs = {(job, run) for job, run, _ in parts}
+        self._check_time(file, batch.table, runs)
+        _check_content(file, batch)
         lines = self._of_hosts(file, parts) if "host" in columns else self._of_runs(file, runs, batch.table)
         if "rank" in columns:
             self._check_ranks(file, keys, runs)
+        rows = self._new_templates(file, batch.rows) if batch.table == "kernel_templates" else batch.rows
         # Before the first row is there: a load that is killed goes on later.
         self._note(lines)
         if batch.table == "jobs" and "ended" in batch.rows.column_names:
@@ -130,7 +142,34 @@ class _Author:
             newest = _plain(pa.table(goes_on)).group_by(["job", "run"], use_threads=False).aggregate([("on", "last")])
             self._open |= {(one["job"], one["run"]): one["on_last"] for one in newest.to_pylist()}
         left_out = {"stored", *_OURS.get(batch.table, ())}
-        return batch.rows.select([name for name in batch.rows.column_names if name not in left_out])
+        return rows.select([name for name in rows.column_names if name not in left_out])
+
+    def _check_time(self, file: Path, table: str, runs: set[tuple[str, int]]) -> None:
+        """No run may be one that ``next_run`` will give to a trace or an import.
+
+        Raises:
+            ArgusError: It may be.
+        """
+        job, run = max(runs, key=lambda one: one[1], default=("", 0))
+        now_s = time.time()
+        if run > now_s + CLOCKS_S:
+            why = "whose number is a time to come, which a trace that begins then would get"
+            raise _not_trusted(f"{file.name} has rows of {_where(job, run)}, {why}")
+        # Of clocks that are ahead. What numbers runs must see it before anything else of it is there.
+        if run >= int(now_s) and table not in NUMBERING and newest_run(self._store) < run:
+            raise ArgusError(f"{file.name} has rows of {_where(job, run)}, which begins only now: load it in a minute")
+
+    def _new_templates(self, file: Path, rows: pa.Table) -> pa.Table:
+        """Templates that the store lacks. Those that are there decode what others have stored, and stay: their number
+        is a hash of what they were made from, so that whoever brings one again brings the same."""
+        keys = _distinct(rows, list(TEMPLATE))
+        if keys.num_rows > MOST_TEMPLATES:
+            raise _not_trusted(f"{file.name} has more than {MOST_TEMPLATES:,} templates")
+        asked = [(one["job"], one["run"], one["kernel_id"], one["template"]) for one in keys.to_pylist()]
+        if not (there := templates_there(self._store, asked)):
+            return rows
+        of = zip(*(rows[name].to_pylist() for name in TEMPLATE), strict=True)
+        return rows.filter(pa.array([key not in there for key in of], pa.bool_()))
 
     def _parts(self, file: Path, keys: pa.Table) -> list[tuple[str, int, str]]:
         """The hosts' parts of runs that a batch has rows of, in order; without a name where its table has no host."""
@@ -223,6 +262,21 @@ class _Author:
             self._brought.update(new)
 
 
+def _check_content(file: Path, batch: spool.Spooled) -> None:
+    """Rows that are named by a hash must be what it is of: others refer to them.
+
+    Raises:
+        ArgusError: They are not.
+    """
+    wanted = set(TEMPLATE) if batch.table == "kernel_templates" else set()
+    if batch.table in HASHED:
+        wanted = {name for name, column in table_columns()[batch.table].items() if not column.optional}
+    if not wanted <= set(batch.rows.column_names):
+        raise _not_trusted(f"{file.name} lacks columns of {batch.table}")
+    if not numbered_by_content(batch.table, batch.rows):
+        raise _not_trusted(f"{file.name} has rows of {batch.table} whose number is not that of what they hold")
+
+
 def _distinct(rows: pa.Table, of: list[str]) -> pa.Table:
     """The different values of some columns."""
     return _plain(rows.select(of)).group_by(of).aggregate([])
@@ -293,7 +347,9 @@ def load_spool(
                 if not known:
                     # A load that was killed, or could not write its journal, may have stored batches that the journal
                     # lacks. They are the first ones: one of each table is looked up, and if it is there, each.
-                    if again or batch.table not in asked:
+                    if not batch.rows.num_rows:
+                        pass
+                    elif again or batch.table not in asked:
                         asked.add(batch.table)
                         known = not replay(store, replace(batch, doubt=True), age_s, LEASE_TIMEOUT_S)
                         again |= known
@@ -305,7 +361,7 @@ def load_spool(
                 if not known:
                     result.rows[batch.table] += batch.rows.num_rows
             except ArgusError as failure:
-                if transient(failure):
+                if transient(failure) and not _of_its_rows(store, failure):
                     raise
                 reason = failure.message if failure.message.startswith(file.name) else f"{file.name}: {failure.message}"
                 result.trouble.append(reason)
@@ -318,6 +374,17 @@ def load_spool(
             with contextlib.suppress(OSError):
                 folder.rmdir()
     return result
+
+
+def _of_its_rows(store: Store, failure: ArgusError) -> bool:
+    """Whether a store could not look for a batch for what is in it: it answers other questions."""
+    if not isinstance(failure, NotLookedUp):
+        return False
+    try:
+        _identity(store)
+    except ArgusError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -429,6 +496,9 @@ def load_spilled(
                     else:
                         result.known += 1
                 except ArgusError as failure:
+                    if _of_its_rows(store, failure):
+                        result.trouble.append(f"{file.name}: {failure.message} (it stays)")
+                        continue
                     if transient(failure):
                         raise
                     reason = f"{failure.message} (set aside: {abandoned.set_aside(file)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -246,29 +247,50 @@ def list_jobs(store: Store) -> list[str]:
 
 _LAST_RUN = 2**32 - 1
 """Numbers of runs are UInt32."""
+_AHEAD_S = 20 * 365 * 86_400
+_LOST_S = 1_790_000_000
+"""2026. A clock that has lost its time begins in 1970, and its runs come after those that are there all the same."""
+NUMBERING = ("jobs", "ranks", "iterations")
+"""The tables that ``newest_run`` sees; ``iterations`` by its rollup, which has a few rows a step."""
+_NEWEST_NUMBER = """
+SELECT max(last) AS run FROM
+(
+  SELECT max(run) AS last FROM jobs WHERE run < {end:UInt32}
+  UNION ALL
+  SELECT max(run) AS last FROM ranks WHERE run < {end:UInt32}
+  UNION ALL
+  SELECT max(run) AS last FROM iteration_rollup WHERE run < {end:UInt32}
+)
+"""
+
+
+def _no_time(now_s: int) -> int:
+    """From here on a number of a run is none that a clock has given, 20 years ahead: it says nothing of others."""
+    return min(max(now_s, _LOST_S) + _AHEAD_S, _LAST_RUN)
 
 
 def newest_run(store: Store) -> int:
-    """The highest number of a run in a store, of any job; 0: none.
+    """The highest number of a run in a store, of any job, that a clock may have given (``next_run``); 0: none.
 
     Raises:
         ArgusError: The store cannot be reached.
     """
     if store.target.spool is not None:
-        return spool.newest_run(store.target.spool)
-    newest = query_columns(store, "SELECT max(run) AS run FROM jobs")["run"]
+        return spool.newest_run(store.target.spool, _no_time(int(time.time())))
+    newest = query_columns(store, _NEWEST_NUMBER, {"end": _no_time(int(time.time()))})["run"]
     return int(newest[0]) if len(newest) else 0
 
 
 def next_run(now_s: int, newest: int) -> int:
     """The number of a run that begins: its time, Unix s, or one more than the newest one's, so that the newest run is
-    the one that was begun last whatever clocks say.
+    the one that was begun last whatever clocks say. A number that no clock can have given (more than 20 years ahead)
+    counts as none: numbers after it would be as wrong, and end soon.
 
     Args:
         now_s: The time.
         newest: The highest number in the store (``newest_run``).
     """
-    return max(now_s, newest + 1) if newest < _LAST_RUN else now_s
+    return max(now_s, newest + 1) if newest < _no_time(now_s) else now_s
 
 
 def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:

@@ -34,6 +34,10 @@ _MOMENTS = (
 )
 
 
+class NotLookedUp(ArgusError):
+    """Nobody could see whether a store has a batch: it is away, or does not take what is asked of one of the rows."""
+
+
 def token_forgotten(table: str, age_s: float) -> bool:
     """Whether a store may not remember the token of a batch any more that was sent so long ago."""
     return age_s > (DOUBT_ROLLED_UP_S if table in ROLLED_UP else DOUBT_S)
@@ -133,7 +137,7 @@ def look_up(store: Store, table: str, rows: pa.Table) -> tuple[int, int]:
     nothing is looked for, (0, 0).
 
     Raises:
-        ArgusError: The store cannot be asked.
+        NotLookedUp: The store cannot be asked.
     """
     types = table_columns().get(table, {})
     # What compares exactly.
@@ -151,8 +155,8 @@ def look_up(store: Store, table: str, rows: pa.Table) -> tuple[int, int]:
         for place in places:
             found += _has_row(store, table, rows.slice(place, 1), {name: types[name].type for name in names})
     except ArgusError as failure:
-        # Whatever it is, the rows are not to blame: they wait.
-        raise ArgusError(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
+        # Whatever it is: the rows wait.
+        raise NotLookedUp(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
     return found, len(places)
 
 

@@ -287,13 +287,14 @@ def _check_names(file: Path, table: str, token: str, columns: list[str]) -> None
         raise Foreign(f"{file.name} has a token that Argus did not make")
 
 
-def newest_run(folder: Path) -> int:
-    """The highest number of a run in a spool; 0: none."""
+def newest_run(folder: Path, end: int = 2**32) -> int:
+    """The highest number of a run in a spool that is below ``end``; 0: none."""
     newest = 0
     for _, file in batch_files(folder):
         if file.name.endswith("-jobs.arrow"):
             with contextlib.suppress(ArgusError):
                 rows = read(file).rows
                 if "run" in rows.column_names:
-                    newest = max(newest, int(np.max(rows.column("run").to_numpy(), initial=0)))
+                    runs = rows.column("run").to_numpy()
+                    newest = max(newest, int(np.max(runs[runs < end], initial=0)))
     return newest

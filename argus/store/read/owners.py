@@ -1,4 +1,4 @@
-"""Of which runs, of which hosts' parts of runs and of which ranks a store has rows: many are asked for at once."""
+"""Of which runs, hosts' parts of runs, ranks and templates a store has rows: many are asked for at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from argus.store.schema_files import table_columns, table_keys
 _AT_ONCE = 500
 _BYTES_AT_ONCE = 16 << 10
 """Of names in one question: parameters go to a server in the URL. ClickHouse takes 1 MiB there, and 128 KiB in each."""
-_TYPES = {"job": "String", "run": "UInt32", "host": "String"}
+_TYPES = {"job": "String", "run": "UInt32", "host": "String", "kernel_id": "UInt64", "template": "UInt64"}
 
 
 def runs_there(store: Store, runs: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
@@ -47,6 +47,25 @@ def ranks_there(store: Store, runs: Collection[tuple[str, int]]) -> pa.Table:
         rows = query_columns(store, text, _parameters(("job", "run"), some))
         parts.append(pa.table({name: pa.array(rows[name].tolist(), kind) for name, kind in kinds.items()}))
     return pa.concat_tables(parts)
+
+
+TEMPLATE = ("job", "run", "kernel_id", "template")
+"""What identifies a row of ``kernel_templates``."""
+
+
+def templates_there(store: Store, asked: Collection[tuple[str, int, int, int]]) -> set[tuple[str, int, int, int]]:
+    """Those templates (``TEMPLATE``) that a store has.
+
+    Raises:
+        ArgusError: The store cannot be asked.
+    """
+    text = f"SELECT DISTINCT {', '.join(TEMPLATE)} FROM kernel_templates WHERE {_where(TEMPLATE)}"
+    found: set[tuple[str, int, int, int]] = set()
+    for some in _portions(asked):
+        rows = query_columns(store, text, _parameters(TEMPLATE, some))
+        columns = (rows[name].tolist() for name in TEMPLATE)
+        found |= {(str(job), int(run), int(of), int(one)) for job, run, of, one in zip(*columns, strict=True)}
+    return found & set(asked)
 
 
 def _there(store: Store, of: tuple[str, ...], asked: Collection[tuple[str | int, ...]]) -> set[tuple[str | int, ...]]:

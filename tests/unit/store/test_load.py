@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -11,16 +12,23 @@ import pyarrow as pa
 import pytest
 
 from argus.cli.main import main
+from argus.compress.kernels import Compressor
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import load as loading
-from argus.store import reader, spool
+from argus.store import reader, spill, spool
+from argus.store import replay as replaying
 from argus.store.arrow import to_arrow
-from argus.store.load import Loaded, load_spool
+from argus.store.load import Loaded, load_spilled, load_spool
 from argus.store.open import Store
 from argus.store.read.owners import hosts_there, ranks_there, runs_there
-from argus.store.reader import query_columns
+from argus.store.reader import newest_run, next_run, query_columns
+from argus.store.runs import new_run
 from argus.store.writer import Writer
+from argus.tables.arrow import Origin
+from argus.tables.stacks import to_stacks
 from tests.builders import flight_dumps
-from tests.unit.store.test_spool import count, rows_of
+from tests.builders.stack_data import native, py, stack
+from tests.unit.store.test_spool import count, kernel_of, rows_of, stacks_of
 
 LATER = 4_000_000_000 * 10**9
 """2096: rows that were stored long ago would have expired."""
@@ -220,3 +228,217 @@ def test_a_file_of_jobs_without_runs_has_no_newest_run(folder: Path) -> None:
     spool.write(folder, "jobs", "t/1", rows_of("jobs").drop_columns(["run"]))
     spool.write(folder, "jobs", "t/2", rows_of("jobs", run=5))
     assert spool.newest_run(folder) == 5
+
+
+# ---- runs to come
+
+
+def test_a_spool_brings_nothing_of_a_run_that_is_to_come(folder: Path, store: Store) -> None:
+    """A job of its own moves the number that the next run gets to where it has put rows."""
+    ahead = int(time.time()) + 1_000_000
+    spool.write(folder, "jobs", "t/1", rows_of("jobs", "mine", ahead))
+    of = {"job": "llama", "run": ahead + 1, "rank": [0]}
+    spool.write(folder, "ranks", "t/2", rows_of("ranks", **of, host=["node-1"], version=[2**63]))
+    spool.write(folder, "iterations", "t/3", rows_of("iterations", **of, host=["node-1"]))
+    spool.write(folder, "communicators", "t/4", rows_of("communicators", **of, version=[2**63]))
+    found = load(folder, store)
+    assert (dict(found.rows), len(found.trouble)) == ({}, 4)
+    for line in found.trouble:
+        assert ", whose number is a time to come, which a trace that begins then would get: --trusted" in line
+    assert new_run(store) < ahead
+    assert load_spool(folder, store, progress=lambda done, files: None).trouble == []
+    # Whoever is trusted may be ahead, and the next run still comes after all that is there.
+    assert new_run(store) == ahead + 2
+
+
+@pytest.mark.parametrize("table", ["jobs", "ranks", "iterations", "collectives", "stacks"])
+def test_no_run_begins_with_a_number_of_which_a_spool_brought_rows(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """Clocks of those who wrote it may be a minute ahead."""
+    now = int(time.time())
+    monkeypatch.setattr(loading.time, "time", lambda: now + 0.5)
+    row = stacks_of("llama", now + 50) if table == "stacks" else rows_of(table, "llama", now + 50)
+    spool.write(folder, table, "t/1", row)
+    found = load(folder, store)
+    if table in reader.NUMBERING:
+        assert found.trouble == []
+        assert new_run(store) == now + 51
+        return
+    (line,) = found.trouble
+    assert line.endswith(f"has rows of run {now + 50} of job 'llama', which begins only now: load it in a minute")
+    assert new_run(store) == now
+    spool.write(folder, "jobs", "t/2", rows_of("jobs", "llama", now + 50))
+    load(folder, store)
+    assert load(folder, store).rows == {table: 1}
+    assert new_run(store) == now + 51
+
+
+@pytest.mark.parametrize("table", ["jobs", "ranks", "iterations"])
+def test_a_run_is_numbered_above_all_that_jobs_ranks_and_steps_have(store: Store, table: str) -> None:
+    ahead = int(time.time()) + 7200
+    with Writer(store, source="theirs") as writer:
+        more = {} if table != "iterations" else {"stored": [LATER]}
+        writer.append(table, rows_of(table, "llama", ahead, **more))
+        assert writer.flush(), writer.last_error
+    assert newest_run(store) == ahead
+    assert new_run(store) == ahead + 1
+
+
+@pytest.mark.parametrize("absurd", [2**32 - 1, 2**32 - 2, 3_000_000_000])
+def test_a_number_that_is_no_time_counts_as_none(store: Store, absurd: int) -> None:
+    now = int(time.time())
+    with Writer(store, source="theirs") as writer:
+        writer.append("ranks", rows_of("ranks", "llama", absurd))
+        writer.append("jobs", rows_of("jobs", "llama", now + 60))
+        assert writer.flush(), writer.last_error
+    assert (newest_run(store), new_run(store)) == (now + 60, now + 61)
+    assert next_run(now, absurd) == now
+    # A clock that has lost its time is behind all runs, not they ahead of it.
+    assert next_run(1000, now + 60) == now + 61
+
+
+def test_numbers_of_runs_never_leave_their_column() -> None:
+    for now in (0, 1_790_000_000, 4_000_000_000, 2**32 - 2, 2**32 - 1):
+        for newest in (0, now - 1, now, now + 1, 2**32 - 2, 2**32 - 1):
+            assert now <= next_run(now, newest) <= 2**32 - 1
+
+
+# ---- rows of no host whose number is a hash
+
+
+def test_kernels_are_numbered_as_a_trace_numbers_them(folder: Path, store: Store) -> None:
+    traced = Compressor()
+    for grid in ((1, 2, 3), (4, 1, 1)):
+        traced.group("void gemm<float>(int, (anonymous namespace)::T)", 7, 0, grid, (128, 1, 1))
+    rows = to_arrow("kernel_groups", {"job": "own", "run": 7, **traced.take()["kernel_groups"]})
+    spool.write(folder, "kernel_groups", "t/1", rows)
+    found = load(folder, store)
+    assert (dict(found.rows), found.trouble) == ({"kernel_groups": 2}, [])
+
+
+def test_stacks_are_numbered_as_a_trace_numbers_them(folder: Path, store: Store) -> None:
+    all_kinds = [stack(), stack(native("read")), stack(py("main", 3), native("\ud800")), stack(py("\u00e9", 0, ""))]
+    spool.write(folder, "stacks", "t/1", to_stacks(all_kinds, Origin("own", 7, "", 0)))
+    found = load(folder, store)
+    assert (dict(found.rows), found.trouble) == ({"stacks": 4}, [])
+
+
+OTHER_CONTENT: dict[str, Callable[[], pa.Table]] = {
+    "kernel": lambda: kernel_of(kernel=["idle"]),
+    "stream": lambda: kernel_of(stream=[8]),
+    "grid": lambda: kernel_of(grid=[[4, 1, None]]),
+    "block": lambda: kernel_of(block=[[]]),
+    "functions": lambda: with_values(stacks_of(), "functions", pa.array([["main", "write"]])),
+    "a frame less": lambda: with_values(stacks_of(), "kinds", pa.array([["python"]])),
+    "no frame": lambda: with_values(stacks_of(), "files", pa.array([["/app/train.py", None]])),
+    "native": lambda: with_values(stacks_of(), "native", pa.array(["complete"])),
+    "depth": lambda: with_values(stacks_of(), "depth", pa.array([1], pa.uint16())),
+    "leaf_function": lambda: with_values(stacks_of(), "leaf_function", pa.array(["write"])),
+    "python_line": lambda: with_values(stacks_of(), "python_line", pa.array([4], pa.uint32())),
+    "stack_id": lambda: with_values(stacks_of(), "stack_id", pa.array([1], pa.uint64())),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_CONTENT)
+def test_what_is_numbered_by_its_content_has_that_content(folder: Path, store: Store, what: str) -> None:
+    rows = OTHER_CONTENT[what]()
+    table = "kernel_groups" if "kernel_id" in rows.column_names else "stacks"
+    spool.write(folder, table, "t/1", rows)
+    spool.write(folder, table, "t/2", (kernel_of if table == "kernel_groups" else stacks_of)().drop_columns(["run"]))
+    spool.write(folder, table, "t/3", rows.drop_columns(["grid" if table == "kernel_groups" else "lines"]))
+    found = load(folder, store)
+    assert dict(found.rows) == {}
+    first, _, third = found.trouble
+    assert first.startswith(f"000001-{table}.arrow has rows of {table} whose number is not that of what they hold")
+    assert third.startswith(f"000003-{table}.arrow lacks columns of {table}")
+
+
+def test_a_spool_replaces_no_template(folder: Path, tmp_path: Path, there: Store) -> None:
+    """Those of others decode what others have stored."""
+    of = {"job": "llama", "run": 7, "kernel_id": [5], "mean_ns": [[100.0]]}
+    with Writer(there, source="theirs") as writer:
+        writer.append("kernel_templates", rows_of("kernel_templates", **of, template=[1]))
+        assert writer.flush(), writer.last_error
+    spool.write(folder, "ranks", "t/1", rows_of("ranks", "llama", 7, host=["other"], rank=[4]))
+    both = [rows_of("kernel_templates", **(of | {"mean_ns": [[9.0]]}), template=[number]) for number in (1, 2)]
+    spool.write(folder, "kernel_templates", "t/2", pa.concat_tables(both))
+    spool.write(folder, "kernel_templates", "t/3", both[0])
+    found = load(folder, there)
+    assert (found.trouble, dict(found.rows)) == ([], {"ranks": 1, "kernel_templates": 1})
+    kept = query_columns(there, "SELECT template, mean_ns FROM kernel_templates ORDER BY template")
+    assert list(zip(kept["template"].tolist(), kept["mean_ns"].tolist(), strict=True)) == [(1, [100.0]), (2, [9.0])]
+    assert load(folder, there).known == 3
+
+
+def test_a_load_looks_for_a_bounded_number_of_templates(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "MOST_TEMPLATES", 1, raising=False)
+    some = [rows_of("kernel_templates", template=[number]) for number in (1, 2)]
+    spool.write(folder, "kernel_templates", "t/1", pa.concat_tables(some))
+    spool.write(folder, "kernel_templates", "t/2", some[0])
+    found = load(folder, store)
+    assert found.rows == {"kernel_templates": 1}
+    assert found.trouble[0].startswith("000001-kernel_templates.arrow has more than 1 templates: --trusted loads it")
+
+
+# ---- what cannot be looked for
+
+
+@pytest.fixture
+def odd_job(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job that the store takes no questions about."""
+    real = replaying.query_columns
+
+    def query_columns(store: Store, sql: str, values: Any) -> Any:
+        if "odd" in values.values():
+            raise ArgusError("the store does not take this", "", EXIT_UNAVAILABLE)
+        return real(store, sql, values)
+
+    monkeypatch.setattr(replaying, "query_columns", query_columns)
+    return "odd"
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_batch_that_cannot_be_looked_for_is_a_line_and_others_are_loaded(
+    folder: Path, store: Store, odd_job: str, trusted: bool
+) -> None:
+    for number, job in enumerate((odd_job, "even"), 1):
+        spool.write(folder, "collectives", f"t/{number}", calls(job=job))
+    spool.write(folder, "ranks", "t/3", rows_of("ranks", "even"))
+    found = load_spool(folder, store, trusted=trusted, progress=lambda done, files: None)
+    assert found.trouble == ["000001-collectives.arrow: the store does not take this"]
+    assert found.rows == {"collectives": 1, "ranks": 1}
+
+
+def test_a_spilled_batch_that_cannot_be_looked_for_stays(tmp_path: Path, store: Store, odd_job: str) -> None:
+    """Spilled rows are Argus's own: they are not set aside."""
+    session = tmp_path / "spilled" / "session"
+    session.mkdir(mode=0o700, parents=True)
+    session.parent.chmod(0o700)
+    (session / spill._OWNER).touch(0o600)
+    for number, job in enumerate((odd_job, "even"), 1):
+        spool.write(session, "collectives", f"t/{number}", calls(job=job), sent_s=1.0)
+    found = load_spilled(store, session.parent)
+    assert found.trouble == ["000001-collectives.arrow: the store does not take this (it stays)"]
+    assert found.rows == {"collectives": 1}
+    assert [file.name for _, file in spool.batch_files(session)] == ["000001-collectives.arrow"]
+
+
+def test_a_store_that_does_not_answer_ends_the_load(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = loading._identity
+
+    def away(*_: Any) -> Any:
+        monkeypatch.setattr(loading, "_identity", away)
+        raise ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
+
+    monkeypatch.setattr(replaying, "query_columns", away)
+    spool.write(folder, "collectives", "t/1", calls())
+    with pytest.raises(ArgusError, match="cannot reach the store"):
+        load(folder, store)
+    monkeypatch.undo()
+    assert loading._identity is real
+    assert load(folder, store).files == 1

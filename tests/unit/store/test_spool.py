@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from argus.cli.main import main
+from argus.compress.kernels import kernel_id
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import spool
 from argus.store.arrow import to_arrow
@@ -23,6 +24,9 @@ from argus.store.reader import newest_run, query_columns
 from argus.store.schema import ensure_schema
 from argus.store.schema_files import table_columns
 from argus.store.writer import Writer
+from argus.tables.arrow import Origin
+from argus.tables.stacks import to_stacks
+from tests.builders.stack_data import native, py, stack
 from tests.unit.store.test_writer import example, iterations, launches
 
 HELD = 1_800_000_000
@@ -224,6 +228,18 @@ def rows_of(table: str, job: str = "job", run: int = 7, **more: Any) -> pa.Table
     return to_arrow(table, given | {"job": [job], "run": [run]} | more if "job" in given else given | more)
 
 
+def stacks_of(job: str = "job", run: int = 7) -> pa.Table:
+    """A stack under its own number."""
+    return to_stacks([stack(py("main", 3), native("read"))], Origin(job, run, "", 0))
+
+
+def kernel_of(job: str = "job", run: int = 7, **more: Any) -> pa.Table:
+    """A kernel under its own number."""
+    of = {"kernel_id": [kernel_id("gemm", 7, (4, 1, 1), (128, 1, 1))], "kernel": ["gemm"], "name": ["gemm(int)"],
+          "stream": [7], "grid": [[4, 1, 1]], "block": [[128, 1, 1]]}  # fmt: skip
+    return rows_of("kernel_groups", job, run, **(of | more))
+
+
 @pytest.mark.parametrize("table", NO_TRACE)
 @pytest.mark.thorough(first=3)
 def test_a_spool_brings_no_verdicts_baselines_and_nodes(folder: Path, store: Store, table: str) -> None:
@@ -245,7 +261,8 @@ def test_a_spool_brings_no_rows_of_runs_that_are_there(folder: Path, store: Stor
     folder.mkdir(mode=0o700)
     spool.write(folder, "ranks", "t/1", rows_of("ranks", job, run, version=[2**63], host=[host]))
     spool.write(folder, "ranks", f"run/{'0' * 64}", rows_of("ranks", "own", uid=[1000], container=["pod 1"]))
-    spool.write(folder, "stacks", "t/3", rows_of("stacks", "own", stored=[4_000_000_000]))
+    own = stacks_of("own").append_column("stored", pa.array([4_000_000_000], pa.timestamp("s", "UTC")))
+    spool.write(folder, "stacks", "t/3", own)
     for known in (0, 2):
         found = load(folder, store, trusted=False)
         assert (found.files, found.known) == (2 - known, known)
@@ -275,7 +292,7 @@ def test_a_spool_brings_no_ranks_of_another_host_and_nothing_of_all_hosts(folder
         writer.append("ranks", rows_of("ranks", "llama", 7, host=["node-1"], rank=[3]))
         assert writer.flush(), writer.last_error
     folder.mkdir(mode=0o700)
-    spool.write(folder, "kernel_groups", "t/1", rows_of("kernel_groups", "llama", 7))
+    spool.write(folder, "kernel_groups", "t/1", kernel_of("llama", 7))
     spool.write(folder, "ranks", "t/2", rows_of("ranks", "llama", 7, host=["other"], rank=[3]))
     spool.write(folder, "ranks", "t/3", rows_of("ranks", "llama", 7, host=["other"], rank=[4]))
     spool.write(folder, "dumped_calls", "t/4", rows_of("dumped_calls", "llama", 7))
@@ -293,9 +310,12 @@ def test_each_node_of_a_run_brings_its_own(folder: Path, tmp_path: Path, store: 
         of_node = folder if not number else tmp_path / "second"
         of_node.mkdir(mode=0o700)
         spool.write(of_node, "ranks", f"t{number}/1", rows_of("ranks", "llama", 7, host=[host], rank=[number]))
-        spool.write(of_node, "kernel_groups", f"t{number}/2", rows_of("kernel_groups", "llama", 7))
+        spool.write(of_node, "kernel_groups", f"t{number}/2", kernel_of("llama", 7))
+        template = rows_of("kernel_templates", "llama", 7, template=[number + 1])
+        spool.write(of_node, "kernel_templates", f"t{number}/3", template)
         found = load(of_node, store, trusted=False)
-        assert (found.files, found.trouble) == (2, [])
+        assert (found.files, found.trouble) == (3, [])
+    assert count(store, "kernel_templates") == 2
     assert query_columns(store, "SELECT host FROM ranks ORDER BY rank")["host"].tolist() == ["node-1", "node-2"]
 
 
@@ -420,3 +440,5 @@ def test_the_newest_run_is_known(folder: Path) -> None:
            "mono_offset_ns": 0, "argus_version": "", "version": 1}  # fmt: skip
     write(folder, [("jobs", {**job, "run": 41}), ("jobs", {**job, "run": 23})])
     assert newest_run(open_store(f"spool://{folder}")) == 41
+    write(folder, [("jobs", {**job, "run": 2**32 - 1}), ("jobs", {**job, "run": 43})])
+    assert newest_run(open_store(f"spool://{folder}")) == 43
