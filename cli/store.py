@@ -78,8 +78,8 @@ def load(folder: Path | None, store_url: str | None, remove: bool, trusted: bool
     Without DIR: load the rows that traces wrote to disk because the store was away, and that are not stored yet. Rows
     that are loaded twice are stored once, so a load that was cut short can be run again.
 
-    A spool brings rows of hosts of which the store has nothing of that run from elsewhere, and no verdicts, baselines,
-    health of nodes or users. If you trust whoever wrote it, --trusted loads all of it.
+    A spool brings rows of hosts of which the store has nothing of that run from elsewhere, and no runs to come,
+    verdicts, baselines, health of nodes or users. If you trust whoever wrote it, --trusted loads all of it.
 
     \b
       argus trace --pid 4821 --store spool:///var/spool/llama   where there is no store
