@@ -47,6 +47,10 @@ def breakpoints(pid: int) -> list[str]:
     return found
 
 
+ALL = ("--max-overhead", "100")
+"""Where coverage is to be complete: on a busy machine following threads off the CPU may cost more than the budget."""
+
+
 def count(store_url: str, sql: str) -> int:
     with open_store(store_url, create=False) as store:
         return int(query_columns(store, sql)["n"][0])
@@ -100,7 +104,7 @@ def test_a_signal_ends_the_trace_in_good_order(store_url: str, tmp_path: Path, h
     log = Log(tmp_path, 2)
     with Job(ranks=2, args=log.args) as job:
         wait_for_cuda(job.pids)
-        tracing = start_trace(store_url, *pid_words(job.pids))
+        tracing = start_trace(store_url, *pid_words(job.pids), *ALL)
         attached(tracing)
         log.wait_for_steps(10)
         tracing.send_signal(how)
@@ -129,7 +133,7 @@ def test_killing_argus_leaves_no_probe_and_a_sound_store(argus: Argus, store_url
         before = count(store_url, launches)
         assert before > 1000
         assert count(store_url, "SELECT count() AS n FROM jobs FINAL WHERE ended IS NULL") == 1
-        again = argus("trace", *pid_words(job.pids), "--steps", "10")
+        again = argus("trace", *pid_words(job.pids), "--steps", "10", *ALL)
         assert again.returncode == 0, again.stderr
         assert "coverage: complete" in again.stdout
     assert count(store_url, launches) > before
@@ -139,7 +143,7 @@ def test_targets_that_end_while_traced_are_reported(argus: Argus, store_url: str
     go = tmp_path / "go"
     with Job(ranks=2, args=["--steps", "40", "--go", str(go)]) as job:
         wait_for_cuda(job.pids)
-        tracing = start_trace(store_url, *pid_words(job.pids))
+        tracing = start_trace(store_url, *pid_words(job.pids), *ALL)
         attached(tracing)
         go.touch()
         output, _ = tracing.communicate(timeout=60)
@@ -264,7 +268,7 @@ def test_a_library_deleted_after_it_was_loaded_is_traced(argus: Argus, store_url
     with Job(ranks=2, program=copy / "fake_train") as job:
         wait_for_cuda(job.pids)
         shutil.rmtree(copy)
-        done = argus("trace", *pid_words(job.pids), "--steps", "10")
+        done = argus("trace", *pid_words(job.pids), "--steps", "10", *ALL)
     assert done.returncode == 0, done.stderr
     assert "deleted on disk" in done.stdout
     assert "coverage: complete" in done.stdout
@@ -299,7 +303,7 @@ def test_two_argus_at_once_both_see_everything(argus: Argus, tmp_path: Path) -> 
     with Job(ranks=2, args=["--exact", "503", "101", "--go", str(go), "--hold", "1"]) as job:
         wait_for_cuda(job.pids)
         urls = [new_store(tmp_path / str(number)) for number in (1, 2)]
-        tracers = [start_trace(url, *pid_words(job.pids)) for url in urls]
+        tracers = [start_trace(url, *pid_words(job.pids), *ALL) for url in urls]
         for tracing in tracers:
             attached(tracing)
         go.touch()
