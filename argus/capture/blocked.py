@@ -18,6 +18,7 @@ from argus.capture.python.code import NO_CHAIN, Chain, CodeResolver
 from argus.capture.python.interpreter import PythonProcess
 from argus.model import records
 from argus.model.stacks import Stack, merge
+from argus.system.proc import field_of, read_file
 
 TRIES = 5
 """A thread that ran while it was read is read again."""
@@ -133,11 +134,11 @@ def read_state(pid: int, tid: int) -> Blocked | None:
     return Blocked(state in "Tt", _what(None, state, []), _merged(NO_CHAIN, (), False, 0))
 
 
-def _moment(folder: Path) -> tuple[str, str]:
+def _moment(folder: Path) -> tuple[str, bytes]:
     """State letter, and how often the thread was switched: equal twice means that it did not run between."""
-    lines = (folder / "status").read_text(errors="replace").splitlines()
-    values = dict(line.split(":", 1) for line in lines if ":" in line)
-    return values["State"].split()[0], values["voluntary_ctxt_switches"] + values["nonvoluntary_ctxt_switches"]
+    status = read_file(f"{folder}/status")
+    switches = (field_of(status, name) for name in (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches"))
+    return field_of(status, b"State")[:1].decode("ascii", "replace") or "X", b" ".join(switches)
 
 
 def _system_call(folder: Path) -> list[str]:

@@ -666,7 +666,7 @@ def _lock_holder(fd: int) -> int:
     where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
         with open(PROC / "locks", "rb") as file:
-            lines = file.read(_LOCKS_BYTES).decode(errors="replace").splitlines()
+            lines = file.read(_LOCKS_BYTES).decode(errors="replace").split("\n")
     except OSError:
         return 0
     for line in lines:

@@ -41,6 +41,7 @@ from argus.cupti.arm import SWITCH, helper_address
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.units import seconds
 from argus.system.aside import Aside
+from argus.system.proc import field_of, lines_of, number, read_file, stat_of
 
 WAIT_S = 10.0
 """How long the helper may take to start once it was asked to."""
@@ -134,10 +135,10 @@ def refuse(pid: int) -> None:
 
     if pid == os.getpid():
         raise no("is Argus itself", "")
-    status = _status(pid)
-    if status["TracerPid"] != "0":
-        raise no(f"is being traced by process {status['TracerPid']} (a debugger?)", "End that first")
-    state = status["State"][:1]
+    status = read_file(f"{PROC}/{pid}/status")
+    if tracer := number(field_of(status, b"TracerPid")):
+        raise no(f"is being traced by process {tracer} (a debugger?)", "End that first")
+    state = _state(status)
     if state in "Tt":
         raise no("is stopped", f"Let it go on first: kill -CONT {pid}")
     if state == "D" and _stays_uninterruptible(pid):
@@ -153,11 +154,11 @@ def refuse(pid: int) -> None:
     names = {Path(mapping.path).name for mapping in executable_mappings(pid)}
     if any(name.startswith("ld-musl") for name in names):
         raise no("uses musl, and the helper needs glibc", "")
-    if "shstk" in status.get("x86_Thread_features", ""):
+    if b"shstk" in field_of(status, b"x86_Thread_features"):
         raise no("has a shadow stack, which forbids it")
     if not any(name.startswith(("libc.so.6", "libc-2.")) for name in names):
         raise no("uses no glibc that Argus can find", "")
-    if status.get("Seccomp", "0") == "2" and os.environ.get(SECCOMP_VARIABLE) != "1":
+    if field_of(status, b"Seccomp") == b"2" and os.environ.get(SECCOMP_VARIABLE) != "1":
         raise no(
             "has a seccomp filter, which may end it for a call that it does not expect",
             f"{SECCOMP_VARIABLE}=1 tries all the same (the default filters of container runtimes allow it)",
@@ -169,15 +170,14 @@ def refuse(pid: int) -> None:
             raise no("cannot be injected on this machine (Yama, ptrace_scope 3)")
 
 
-def _status(pid: int) -> dict[str, str]:
-    lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+def _state(status: bytes) -> str:
+    return field_of(status, b"State")[:1].decode("ascii", "replace") or "X"
 
 
 def _stays_uninterruptible(pid: int) -> bool:
     for _ in range(10):
         time.sleep(0.05)
-        if _status(pid)["State"][:1] != "D":
+        if _state(read_file(f"{PROC}/{pid}/status")) != "D":
             return False
     return True
 
@@ -187,8 +187,8 @@ def _sees_proc(pid: int) -> bool:
     with open(PROC / str(pid) / "mountinfo", "rb") as file:
         mounts = file.read(_MOUNTS_BYTES)
     # proc(5): "36 35 98:0 / /proc rw,noatime … - proc proc rw"
-    words = (line.split(b" ") for line in mounts.splitlines())
-    return any(len(line) > 6 and line[4] == b"/proc" and line[line.index(b"-", 6) + 1] == b"proc" for line in words)
+    parts = (line.partition(b" - ") for line in lines_of(mounts))
+    return any(left.split(b" ")[4:5] == [b"/proc"] and right.startswith(b"proc ") for left, _, right in parts)
 
 
 def _program(pid: int) -> tuple[object, ...]:
@@ -197,7 +197,7 @@ def _program(pid: int) -> tuple[object, ...]:
     All of it is the kernel's: no file is looked at, which might take as long as its file system likes.
     """
     place = str(PROC / str(pid))
-    fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    fields = stat_of(place)
     # proc(5): startcode, endcode, startstack. The kernel places the last two anew with each exec.
     return os.readlink(f"{place}/exe"), os.stat(place).st_uid, *fields[23:26]
 

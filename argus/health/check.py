@@ -162,7 +162,7 @@ class Look:
         """
         where = self.path(path)
         try:
-            return where.read_text(encoding="utf-8", errors="surrogateescape").strip()
+            return where.read_bytes().decode("utf-8", "surrogateescape").strip()
         except (FileNotFoundError, NotADirectoryError):
             raise Absent(f"there is no {where}") from None
         except PermissionError:

@@ -24,6 +24,7 @@ from typing import Any
 
 from argus.model.units import binary_size, elapsed
 from argus.system import descendants
+from argus.system.proc import stat_of
 
 MAX_OUTPUT = 256 << 10
 """Bytes that a child may send; a check of a node with 16 GPUs sends some 20 KiB."""
@@ -284,8 +285,8 @@ def _hung(seconds: float, notes: list[str]) -> str:
 def identity(pid: int) -> str:
     """A process by PID and start time, as one string; empty: there is none."""
     try:
-        return f"{pid}/{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
-    except OSError:
+        return f"{pid}/{stat_of(f'/proc/{pid}')[19].decode()}"
+    except (OSError, IndexError):
         return ""
 
 
@@ -295,6 +296,6 @@ def alive(who: str) -> bool:
     if not who or identity(int(pid)) != who:
         return False
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
+        return stat_of(f"/proc/{pid}")[0] not in b"ZX"
+    except (OSError, IndexError):
         return False

@@ -38,6 +38,7 @@ from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.units import elapsed
 from argus.system import debug, files
 from argus.system.host import host_name
+from argus.system.proc import field_of, read_file
 
 _SAMPLES = 12
 """Looks at counters that are kept for ``window_s``."""
@@ -136,9 +137,8 @@ def _run(settings: Settings, checks: list[Check], folder: Path, lock: int) -> Ru
 def _peak_kib() -> int:
     """The most memory that this program has had. (``ru_maxrss`` keeps what the process had before it became this
     program: that of whoever started it.)"""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    with contextlib.suppress(OSError, ValueError):
+        return int(field_of(read_file("/proc/self/status"), b"VmHWM").removesuffix(b" kB"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -112,7 +112,10 @@ class Bulkheads:
         """
 
         def failed(failure: Exception) -> None:
-            whom = Whom(job) if job is not None else Whom(None, owner(pid))
+            whom = Whom(job)
+            if job is None:
+                with self.part(f"finding out whose process {pid} is"):
+                    whom = Whom(None, owner(pid))
             self.losses.count("processes_quarantined", whom)
             self._report(f"process {pid} is left alone: its {part} could not be read", failure, "the others go on")
             with self.part(f"leaving process {pid} alone", job):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
 from argus.capture.process.targets import (
     Target,
@@ -17,10 +18,15 @@ from argus.capture.process.targets import (
 )
 from argus.live.options import Options
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import printable
 
 
-def find_targets(options: Options) -> list[Target]:
+def find_targets(options: Options, note: Callable[[str], None] = lambda _: None) -> list[Target]:
     """The processes that a trace begins with, looked at.
+
+    Args:
+        options: Which ones.
+        note: Called with a line for each that is left out, though nobody expected it.
 
     Raises:
         ArgusError: There is none, or one that was named cannot be traced.
@@ -41,6 +47,10 @@ def find_targets(options: Options) -> list[Target]:
                 targets.append(open_target(pid) if options.all_gpu else opened(pid))
             except ArgusError as failure:  # it ended meanwhile, or starts those that are meant
                 refused.append(failure)
+            except Exception as failure:  # what fails for a process costs that process
+                what = f"process {pid} cannot be inspected ({type(failure).__name__}: {str(failure)[:200]})"
+                refused.append(ArgusError(printable(what), "", EXIT_UNAVAILABLE))
+                note(f"{refused[-1].message}: it is not traced")
     try:
         for pid in pids:
             targets.append(opened(pid))

@@ -28,6 +28,7 @@ from argus.model import records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Stack
 from argus.system.limits import frugal
+from argus.system.proc import read_file
 
 RATE_HZ = 997
 """Of the sampler while it lasts: a thread that runs is met within milliseconds."""
@@ -211,7 +212,8 @@ def _waiting(process: _Process, only: set[tuple[int, int]] | None = None) -> dic
 def _read(process: _Process, tid: int, states: dict[int, int] | None) -> ThreadStack | None:
     """One thread; None: it has ended."""
     try:
-        name = (PROC / str(process.pid) / "task" / str(tid) / "comm").read_text(errors="replace").rstrip("\n")
+        comm = read_file(f"{PROC}/{process.pid}/task/{tid}/comm")
+        name = comm.removesuffix(b"\n").decode(errors="replace")
         blocked = process.blocked(tid, states)
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -34,7 +34,7 @@ from argus.live.probed_files import ProbedFiles
 from argus.live.session import Session
 from argus.live.side import Counters
 from argus.model.errors import ArgusError
-from argus.model.losses import EVERYBODY, Owner, Whom
+from argus.model.losses import EVERYBODY, UNKNOWN, Owner, Whom
 from argus.system.proc import owner_of
 
 CPU_RANK_S = 3.0
@@ -87,6 +87,8 @@ class Roster:
         self._session = session
         self._left_alone: set[int] = set()
         """Processes whose libraries could not be read, though they should have been."""
+        self._no_ranks: set[int] = set()
+        """Processes that could not be made ranks, though they should have been."""
         self.jobs: list[Job] = []
         self.by_pid: dict[int, tuple[Job, Member]] = {}
         self.past: Tally[str] = Tally()
@@ -189,7 +191,9 @@ class Roster:
         """A candidate's parent: it has another one only after that has ended."""
         candidate = self._candidates[pid]
         if candidate.parent < 0:
-            candidate.parent = parent_of(pid)
+            candidate.parent = 0
+            with self._guard(pid):
+                candidate.parent = parent_of(pid)
         return candidate.parent
 
     # ---- go on
@@ -206,8 +210,10 @@ class Roster:
         if candidate.target is not None:
             return candidate.target.identity.owner
         if candidate.owner is None:
-            whom = self.whom(pid)
-            candidate.owner = whom.owner if whom.job is None else whom.job.owner
+            candidate.owner = UNKNOWN
+            with self._guard(pid):
+                whom = self.whom(pid)
+                candidate.owner = whom.owner if whom.job is None else whom.job.owner
         return candidate.owner
 
     def _add_candidates(self, pids: list[int], now: float) -> None:
@@ -245,11 +251,13 @@ class Roster:
         """Whether a rank runs as another user now, by executing a setuid program or of its own will. What it does is
         nobody's of its job then: it leaves the trace. Where children are followed it may come back as another job's."""
         job, member = self.by_pid[pid]
-        if member.state != "traced" or not runs_as_another(member.target):
-            return False
-        self._session.losses.count("processes_changed_owner", Whom(job))
-        self._session.note(f"process {pid} runs as another user now: it is no longer traced as rank {member.rank}")
-        return True
+        changed = True  # also if whose it is cannot be had
+        with self._guard(pid):
+            changed = member.state == "traced" and runs_as_another(member.target)
+            if changed:
+                self._session.losses.count("processes_changed_owner", Whom(job))
+                self._session.note(f"process {pid} runs as another user now: it is no longer rank {member.rank}")
+        return changed
 
     def counters(self) -> Counters:
         """Every counter of what becomes of processes: value, and whether a value above 0 is a loss."""
@@ -314,6 +322,7 @@ class Roster:
                 self.files.was_used(candidate.target)
             self._late.pop(pid, None)
             self._left_alone.discard(pid)
+            self._no_ranks.discard(pid)
             if pid in self.by_pid:
                 job, member = self.by_pid.pop(pid)
                 member.target.close()
@@ -368,23 +377,22 @@ class Roster:
         changed = False
         found: list[Target] = []
         for pid in pids:
-            if pid in self.by_pid or not self.family.includes(pid):
+            if pid in self.by_pid or pid in self._no_ranks or not self.family.includes(pid):
                 continue
             owner = self._owner_of(pid)
             if not self.admission.may_join(pid, owner):
                 continue
-            with self.admission.joining(owner), suppress(OSError, ArgusError):
+            with self._guard(pid, ranks=True), self.admission.joining(owner), suppress(OSError, ArgusError):
                 # One that ended before anybody knew it: its records are counted as records_without_rank.
                 known = self._candidates.get(pid)
                 found.append(known.target if known is not None and known.target is not None else _inspected(pid))
         for target in sorted(found, key=_without_rank):
-            pid = target.pid
-            candidate = self._candidates.pop(pid, None)
-            with self.admission.joining(target.identity.owner):
+            with self._guard(target.pid, ranks=True), self.admission.joining(target.identity.owner):
                 job, member = self._adopt(target)
-            if candidate is None or not candidate.from_the_start or not target.on_gpu:
-                self._session.note(_following(job, member, on_gpu=target.on_gpu))
-            changed = True
+                candidate = self._candidates.pop(target.pid, None)
+                if candidate is None or not candidate.from_the_start or not target.on_gpu:
+                    self._session.note(_following(job, member, on_gpu=target.on_gpu))
+                changed = True
         if changed:
             self._attach(running=True)
         return changed
@@ -400,7 +408,7 @@ class Roster:
         for pid in self._candidates:
             children.setdefault(self._parent_of(pid), []).append(pid)
         for pid, candidate in sorted(self._candidates.items()):
-            if candidate.no_rank or now - candidate.since < CPU_RANK_S or pid in self._leaving:
+            if candidate.no_rank or pid in self._no_ranks or now - candidate.since < CPU_RANK_S or pid in self._leaving:
                 continue
             if candidate.target is not None and candidate.target.on_gpu:
                 continue
@@ -409,7 +417,7 @@ class Roster:
                 continue  # its turn comes once it is known what its parent is
             if not self.admission.may_join(pid, owner := self._owner_of(pid)):
                 continue
-            with self.admission.joining(owner):
+            with self._guard(pid, ranks=True), self.admission.joining(owner):
                 below = (identity_of(child) for child in children.get(pid, ()) if child in self._candidates)
                 if (target := _cpu_rank(pid, candidate, below)) is not None:
                     del self._candidates[pid]
@@ -450,7 +458,7 @@ class Roster:
                     # Rows of that name are there.
                     run = max(int(time.time()), run + 1, self._forgotten.get(name, 0) + 1)
                 return self._open(name, run, target), max(target.identity.rank, 0)
-            if not self._may_join(job, target):
+            if not _may_join(job, target, named=self._job_name is not None):
                 continue
             if not numbered and any(member.rank_source != "order" for member in job.ranks()):
                 continue  # a stray process among ranks that a launcher numbered
@@ -472,15 +480,6 @@ class Roster:
             self._session.note(f"{why}: a new run")
             return self._open(name, max(int(time.time()), job.run + 1), target), rank
         raise AssertionError("there is one name more than there are jobs")
-
-    def _may_join(self, job: Job, target: Target) -> bool:
-        """Whether a process may be a rank of a job that has begun, whatever it says of itself: it belongs to the same
-        user, and runs in the same container, unless that one is no more or who runs Argus named the job."""
-        uid, container = target.identity.owner
-        if uid != job.owner[0]:
-            return False
-        over = not any(member.target.alive() for member in job.ranks())
-        return container == job.owner[1] or over or self._job_name is not None
 
     def _open(self, name: str, run: int, target: Target) -> Job:
         job = Job(name, run, target.identity.lineage, target.identity.owner)
@@ -512,10 +511,10 @@ class Roster:
                     changed |= self._look_at_candidate(pid, candidate, young=now - candidate.since <= YOUNG_S)
         return changed
 
-    def _guard(self, pid: int) -> AbstractContextManager[None]:
-        """What fails for a process costs that process."""
-        job = self.by_pid[pid][0] if pid in self.by_pid else None
-        return self._session.bulkheads.process(pid, "libraries", lambda: self._left_alone.add(pid), job, owner_of)
+    def _guard(self, pid: int, *, ranks: bool = False) -> AbstractContextManager[None]:
+        """What fails for a process costs that process. ``ranks``: it is what makes it a rank."""
+        job, left = self.by_pid[pid][0] if pid in self.by_pid else None, self._no_ranks if ranks else self._left_alone
+        return self._session.bulkheads.process(pid, "libraries", lambda: left.add(pid), job, owner_of)
 
     def _look_at_candidate(self, pid: int, candidate: _Candidate, *, young: bool) -> bool:
         if candidate.target is None:
@@ -571,6 +570,16 @@ class Roster:
     def attached(self) -> list[Attachment]:
         """Probes on files."""
         return self.files.attached
+
+
+def _may_join(job: Job, target: Target, *, named: bool) -> bool:
+    """Whether a process may be a rank of a job that has begun, whatever it says of itself: it belongs to the same user,
+    and runs in the same container, unless that one is no more or who runs Argus named the job."""
+    uid, container = target.identity.owner
+    if uid != job.owner[0]:
+        return False
+    over = not any(member.target.alive() for member in job.ranks())
+    return container == job.owner[1] or over or named
 
 
 def _without_rank(target: Target) -> bool:

@@ -238,7 +238,7 @@ class Tracer:
         targets: list[Target] = []
         reader.shared.on_slow = lambda path: progress(f"reading {os.path.basename(path)}")
         try:
-            targets = find_targets(self.options)
+            targets = find_targets(self.options, self.session.note)
             debug.note("start: targets found")
             # A store that cannot be had is an error now, not at the end. One that goes away later is waited for.
             opening = Aside(self._open_store, "argus-open")

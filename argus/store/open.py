@@ -32,6 +32,7 @@ from argus.store.engine import ENDING, socket_address
 from argus.store.failures import AUTHENTICATION, REACH_HINT, code_of, disk_full, explain, first_line, spool_not_queried
 from argus.store.url import ROOTS_STORE, Target, parse_url, password_of_environment, truth
 from argus.system import child, files
+from argus.system.proc import field_of, number, read_file
 
 LEASE_TIMEOUT_S = 30.0
 """How long to wait for another process to let go of an embedded store."""
@@ -68,7 +69,7 @@ class Store:
         self._client: Any = None
         self._anchor: socket.socket | None = None
         self._pid = os.getpid()
-        self._engine, self._engine_s, self._engines_s = "", 0.0, 0.0
+        self._engine, self._engine_s, self._engines_s = b"", 0.0, 0.0
         """The process of the embedded engine, its CPU time, and that of those it replaced, as of the last look."""
         self._number = 0
         """Of the newest file that was written to a spool; 0: none was."""
@@ -176,27 +177,26 @@ class Store:
         ran."""
         stat = self._of_engine("stat")
         if stat:
-            name, _, rest = stat.rpartition(")")
+            name, _, rest = stat.rpartition(b")")
             user, system = rest.split()[11:13]
-            if self._engine not in ("", name):
+            if self._engine not in (b"", name):
                 self._engines_s += self._engine_s
             self._engine, self._engine_s = name, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
         return self._engines_s + self._engine_s
 
     def engine_peak_bytes(self) -> int:
         """The most memory that the embedded engine has had so far; 0 for a server, or where none runs."""
-        lines = self._of_engine("status").splitlines()
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+        return max(number(field_of(self._of_engine("status"), b"VmHWM").removesuffix(b" kB")), 0) * 1024
 
-    def _of_engine(self, file: str) -> str:
+    def _of_engine(self, file: str) -> bytes:
         """A file of the embedded engine's process in /proc; empty: none runs."""
         holder = None if self.target.path is None else _holder(self.target.path)
         if not holder:
-            return ""
+            return b""
         try:
-            return Path("/proc", holder.split()[0], file).read_text()
+            return read_file(f"/proc/{holder.split()[0]}/{file}")
         except OSError:
-            return ""
+            return b""
 
     def __enter__(self) -> Store:
         return self

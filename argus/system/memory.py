@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 
+from argus.system.proc import field_of, number, read_file
 from argus.system.syscalls import libc
 
 TRIM_S = 60.0
@@ -96,7 +97,5 @@ def _unchanged(smaps: bytes) -> list[_Mapping]:
 def resident() -> int:
     """Memory of this process that no file has, bytes; 0: it is not known."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
+        return max(number(field_of(read_file("/proc/self/status"), b"RssAnon").removesuffix(b" kB")), 0) * 1024
     return 0

@@ -11,8 +11,8 @@ import ctypes
 import os
 import struct
 from collections.abc import Collection
-from pathlib import Path
 
+from argus.system.proc import field_of, read_file
 from argus.system.syscalls import bpf
 
 BITS = {
@@ -55,8 +55,7 @@ statistics_fd = -1
 
 def effective() -> set[str]:
     """Those of ``BITS`` that this thread has."""
-    text = Path("/proc/thread-self/status").read_text()
-    bits = int(next(line for line in text.splitlines() if line.startswith("CapEff")).split()[1], 16)
+    bits = int(field_of(read_file("/proc/thread-self/status"), b"CapEff"), 16)
     return {name for name, bit in BITS.items() if bits >> bit & 1}
 
 

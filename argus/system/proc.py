@@ -1,4 +1,9 @@
-"""Files of /proc: whose a process is, its user and the container that it runs in."""
+"""Files of /proc: their lines and fields; whose a process is, its user and the container that it runs in.
+
+A process chooses its name, and the paths that it maps and mounts. In these the kernel escapes the end of a line and
+little else, so only LF ends one:
+``splitlines`` and files in text mode end lines at CR and others, too.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,42 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
+def lines_of(text: bytes) -> list[bytes]:
+    """Lines of a file of the kernel, as it ends them."""
+    return text.removesuffix(b"\n").split(b"\n")
+
+
+def field_of(text: bytes, name: bytes) -> bytes:
+    """A field of /proc/PID/status and files like it, without the blanks around it; empty: there is none.
+
+    Of several lines that begin with the name it is the last: a process's own name comes first."""
+    _, found, behind = (b"\n" + text).rpartition(b"\n" + name + b":")
+    return behind.partition(b"\n")[0].strip() if found else b""
+
+
+def number(text: bytes) -> int:
+    """A decimal number that the kernel wrote, from 0 on; -1: it is none."""
+    return int(text) if text.isdigit() and len(text) < 20 else -1
+
+
+def numbers(text: bytes) -> tuple[int, ...]:
+    """Such numbers with blanks between them; empty: one of them is none."""
+    found = tuple(map(number, text.split()))
+    return () if -1 in found else found
+
+
+def stat_of(place: str) -> list[bytes]:
+    """Fields of /proc/PID/stat from the third on, which is the state: the second is a name, in parentheses.
+
+    Args:
+        place: The folder, such as ``/proc/1``.
+
+    Raises:
+        OSError: The process has ended, or may not be looked at.
+    """
+    return read_file(f"{place}/stat").rpartition(b")")[2].split()
+
+
 def owner_of(pid: int) -> tuple[int, str]:
     """User and container of a process, as ``Identity.owner``; (-1, ""): it has ended."""
     try:
@@ -40,14 +81,13 @@ def owner_of(pid: int) -> tuple[int, str]:
 
 
 def user_of(pid: int) -> int:
-    """The user that a process runs as (its effective one), as this host numbers users; -1: it has ended."""
+    """The user that a process runs as (its effective one), as this host numbers users; -1: it has ended, or that is
+    not known."""
     try:
-        for line in read_file(f"{PROC}/{pid}/status").splitlines():
-            if line.startswith(b"Uid:"):
-                return int(line.split()[2])
+        users = numbers(field_of(read_file(f"{PROC}/{pid}/status"), b"Uid"))
     except OSError:
-        pass
-    return -1
+        return -1
+    return users[1] if len(users) == 4 else -1
 
 
 def masters_of(pid: int) -> tuple[int, ...]:
@@ -55,16 +95,16 @@ def masters_of(pid: int) -> tuple[int, ...]:
     host numbers users."""
     owners = [0, user_of(pid)]
     with contextlib.suppress(OSError):
-        for line in read_file(f"{PROC}/{pid}/uid_map").splitlines():
-            inside, outside, _ = map(int, line.split())
-            owners += [outside] if inside == 0 else []
+        for line in lines_of(read_file(f"{PROC}/{pid}/uid_map")):
+            if len(ids := numbers(line)) == 3 and ids[0] == 0:
+                owners.append(ids[1])
     return tuple(uid for uid in owners if uid >= 0)
 
 
 def read_cgroup(pid: int) -> str:
     """/proc/PID/cgroup, or nothing where there are no cgroups."""
     try:
-        return (PROC / str(pid) / "cgroup").read_text(errors="replace")
+        return read_file(f"{PROC}/{pid}/cgroup").decode(errors="replace")
     except FileNotFoundError:
         return ""
 

@@ -30,7 +30,6 @@ OF_THE_KERNEL = re.compile(
 )
 """Files that the kernel makes, and of a process none that leads to another: not exe, cwd, root, fd, map_files."""
 ALLOWED = {
-    "capture/blocked.py _moment": "its folder is /proc/PID/task/TID",
     "capture/blocked.py _system_call": "its folder is /proc/PID/task/TID",
     "capture/host_environment.py": "this machine's /proc and /sys",
     "capture/kernel/bcc.py": "where bcc is installed",
@@ -58,7 +57,6 @@ ALLOWED = {
     "cupti/declared.py _key": "where cupti-python is installed",
     "cupti/inject.py _by_ptrace": "Argus's own helper",
     "live/command.py": "the command that `argus run` starts, as the user it is for",
-    "live/gpu/process.py host_tids": "/proc/PID/task/TID",
     "live/preflight.py": "this machine, and libraries of Argus's own process",
 }
 """What may look up by another path: a file, or a function of it, and why."""

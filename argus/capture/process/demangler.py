@@ -78,9 +78,9 @@ def _library() -> ctypes.CDLL | None:
 @cache
 def _library_path() -> str:
     """Where this process found libstdc++: not every Python's search path has it."""
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+    with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as lines:
         for line in lines:
-            path = line.split(maxsplit=5)[-1].strip()
+            path = os.fsdecode(line.split(None, 5)[-1].rstrip(b"\n"))
             if path.rpartition("/")[2].startswith("libstdc++.so.6"):
                 return path
     return "libstdc++.so.6"

@@ -17,6 +17,7 @@ from argus.capture.process import mapped
 from argus.capture.reader import progress, reader
 from argus.capture.reader.reader import Answer, Malformed, text
 from argus.model.environment import LONGEST, MOST, UNREADABLE, bounded
+from argus.system.proc import field_of, read_file
 from argus.system.settings import settings
 
 PROC = Path("/proc")
@@ -94,7 +95,7 @@ def process_facts(pid: int) -> dict[str, str]:
         unreadable.append("settings")
     facts |= _binding(pid)
     with _noting(unreadable, "cgroup"):
-        facts |= _limits((PROC / str(pid) / "cgroup").read_text(errors="replace"), unreadable)
+        facts |= _limits(read_file(f"{PROC}/{pid}/cgroup").decode(errors="replace"), unreadable)
     with _noting(unreadable, "versions"):
         facts |= _versions(pid)
     with _noting(unreadable, "git.commit"):
@@ -123,10 +124,9 @@ def _variables(environment: bytes) -> Iterator[tuple[str, str]]:
 
 def _binding(pid: int) -> dict[str, str]:
     """The CPUs and memory nodes that its main thread may use."""
-    lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
-    pairs = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    named = {"numa.cpus": "Cpus_allowed_list", "numa.memory": "Mems_allowed_list"}
-    return {fact: pairs[name].strip() for fact, name in named.items() if name in pairs}
+    status = read_file(f"{PROC}/{pid}/status")
+    named = {"numa.cpus": b"Cpus_allowed_list", "numa.memory": b"Mems_allowed_list"}
+    return {fact: value.decode(errors="replace") for fact, name in named.items() if (value := field_of(status, name))}
 
 
 def _limits(cgroup: str, unreadable: list[str]) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _limits(cgroup: str, unreadable: list[str]) -> dict[str, str]:
     if container := _CONTAINER.search(cgroup):
         facts["container.id"] = container[0][:12]
     places: dict[str, tuple[Path, str, str]] = {}
-    for line in cgroup.splitlines()[:64]:
+    for line in cgroup.split("\n", 64)[:64]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not controllers:
             for fact, file in _LIMITS.items():
@@ -176,7 +176,7 @@ def _limit(root: Path, path: str, file: str) -> str | None:
 def _versions(pid: int) -> dict[str, str]:
     """Versions of what it maps, by the names of files and packages; of PyTorch from its own version.py."""
     progress.memory()
-    lines = _begin(pid, "maps", _MAPS_BYTES).decode(errors="replace").splitlines()
+    lines = _begin(pid, "maps", _MAPS_BYTES).decode(errors="replace").split("\n")
     progress.clear()
     paths = list(dict.fromkeys(parts[5] for line in lines if len(parts := line.split(None, 5)) == 6))
     paths = [path for path in paths if path.startswith("/")]
@@ -244,7 +244,7 @@ def _checked_out(root: int, git: str) -> str:
         commit = _head(root, f"{common}/{ref[1]}").strip()
         return commit if _COMMIT.fullmatch(commit) else ""
     with contextlib.suppress(OSError):
-        for line in _head(root, f"{common}/packed-refs", 1 << 20).splitlines():
+        for line in _head(root, f"{common}/packed-refs", 1 << 20).split("\n"):
             commit, _, name = line.partition(" ")
             if name == ref[1] and _COMMIT.fullmatch(commit):
                 return commit
@@ -296,7 +296,7 @@ def _file_system_of(pid: int, folder: str) -> str:
     """The device that a folder most likely lies on, by its path and the process's table of mounts, which say nothing of
     links: enough to leave out one that is dead, not to call one dead. Empty: there is none."""
     found, device = -1, ""
-    for line in _begin(pid, "mountinfo", 1 << 20).decode(errors="replace").splitlines():
+    for line in _begin(pid, "mountinfo", 1 << 20).decode(errors="replace").split("\n"):
         fields = line.split(" ", 5)
         if len(fields) < 6:
             continue

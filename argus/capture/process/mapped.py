@@ -250,7 +250,7 @@ def _mounted_by(pid: int, fd: int) -> int:
     number = b"%d" % mount_of(fd)
     with open(f"/proc/{pid}/mountinfo", "rb") as lines:
         for line in lines:
-            words = line.split()
+            words = line.rstrip(b"\n").split(b" ")  # other blanks may be part of names
             if words[0] == number:
                 found = re.search(rb"(?:^|,)user_id=(\d+)(?:,|$)", words[-1])
                 return int(found[1]) if found else -1

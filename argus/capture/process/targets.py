@@ -29,7 +29,18 @@ from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.ranks import HIGHEST_RANK
 from argus.model.units import listed
 from argus.system import redact
-from argus.system.proc import POD, container_of, read_cgroup, read_file, user_of
+from argus.system.proc import (
+    POD,
+    container_of,
+    field_of,
+    lines_of,
+    number,
+    numbers,
+    read_cgroup,
+    read_file,
+    stat_of,
+    user_of,
+)
 
 PROC = Path("/proc")
 
@@ -330,7 +341,7 @@ def inspect(pid: int, *, wait: bool = True) -> Target:
     except (FileNotFoundError, ProcessLookupError) as reason:
         os.close(pidfd)
         raise _vanished(pid) from reason
-    except ArgusError:
+    except BaseException:
         os.close(pidfd)
         raise
     command = redact.command_line([w.decode(errors="replace") for w in command_line.rstrip(b"\0").split(b"\0")])
@@ -384,11 +395,10 @@ def queued_ns(pid: int) -> int:
 def _stat(pid: int) -> tuple[str, int] | None:
     """State letter and start time (clock ticks since boot), fields 3 and 22 of /proc/PID/stat."""
     try:
-        text = read_file(f"{PROC}/{pid}/stat")
+        fields = stat_of(f"{PROC}/{pid}")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(b")") + 2 :].split()
-    return fields[0].decode(), int(fields[19])
+    return (fields[0].decode("ascii", "replace"), number(fields[19])) if len(fields) > 19 else None
 
 
 def same_process(pid: int, start_ticks: int) -> bool:
@@ -406,37 +416,33 @@ def start_ticks(pid: int) -> int | None:
 def parent_of(pid: int) -> int:
     """The parent of a process; 0: it has ended."""
     try:
-        text = read_file(f"{PROC}/{pid}/stat")
+        fields = stat_of(f"{PROC}/{pid}")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return int(text[text.rindex(b")") + 2 :].split(None, 2)[1])
+    return max(number(fields[1]), 0) if len(fields) > 1 else 0
 
 
 def numbers_of(pid: int) -> tuple[int, ...]:
     """The numbers of a process: here, and in every PID namespace that has one for it."""
     try:
-        status = (PROC / str(pid) / "status").read_text(errors="replace")
+        return (pid, *numbers(field_of(read_file(f"{PROC}/{pid}/status"), b"NSpid")))
     except OSError:
         return (pid,)
-    match = re.search(r"^NSpid:\s*([\d\s]+?)$", status, re.MULTILINE)
-    return (pid, *map(int, match[1].split())) if match else (pid,)
 
 
 def _thread_group(pid: int) -> int | None:
     try:
-        for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
-            if line.startswith("Tgid:"):
-                return int(line.split()[1])
+        group = number(field_of(read_file(f"{PROC}/{pid}/status"), b"Tgid"))
     except OSError:
-        pass
-    return None
+        return None
+    return group if group > 0 else None
 
 
 @lru_cache(maxsize=1)
 def boot_time() -> float:
     """When this machine was started, seconds since the epoch."""
-    for line in (PROC / "stat").read_text().splitlines():
-        if line.startswith("btime "):
+    for line in lines_of(read_file(f"{PROC}/stat")):
+        if line.startswith(b"btime "):
             return float(line.split()[1])
     return 0.0
 
@@ -472,7 +478,7 @@ def _started_with(pid: int, wait: bool) -> tuple[bytes, dict[str, str]]:
 def _is_executed(pid: int) -> bool:
     """Whether a process is in the midst of an exec: its new memory has no place for an environment yet (proc(5): field
     51 of /proc/PID/stat)."""
-    fields = read_file(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+    fields = stat_of(f"{PROC}/{pid}")
     return len(fields) > 48 and fields[48] == b"0"
 
 
@@ -490,7 +496,7 @@ def program_of(pid: int) -> bytes:
     Not the auxiliary vector, nor the memory: whoever reads those waits for an exec, which may wait for a dead file
     system."""
     try:
-        fields = read_file(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+        fields = stat_of(f"{PROC}/{pid}")
         return b" ".join([*fields[19:20], *fields[23:26]])
     except OSError:
         return b""
@@ -671,7 +677,7 @@ def maps_cuda(pid: int) -> bool:
     """Whether a process maps libcuda (false also where it may not be looked at)."""
     try:
         return any(Path(m.path).name.startswith("libcuda.so") for m in executable_mappings(pid))
-    except OSError:
+    except (OSError, ValueError):  # also where its mappings make no sense
         return False
 
 

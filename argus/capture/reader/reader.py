@@ -47,7 +47,7 @@ from argus.capture.reader import left_out, progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
 from argus.model.counters import describe
 from argus.system import disk_cache, privileges
-from argus.system.proc import owner_of
+from argus.system.proc import field_of, owner_of, read_file, stat_of
 
 PROC = Path("/proc")
 HUNG_S, HUNG_AT_START_S = 4.0, 30.0
@@ -256,20 +256,19 @@ class Reader:
             return
         try:
             self.ask("hello", 0).close()
-            status = Path(f"/proc/{self._pid}/status").read_text(errors="replace")
+            status = read_file(f"/proc/{self._pid}/status")
         except OSError as failure:
             self.close()
             self.trouble = f"failed: {failure.strerror}; files and memory of processes are read by the tracer itself"
             return
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        may_trace = int(fields["CapEff"], 16) >> privileges.BITS["SYS_PTRACE"] & 1
+        may_trace = int(field_of(status, b"CapEff"), 16) >> privileges.BITS["SYS_PTRACE"] & 1
         if not may_trace and "SYS_PTRACE" in privileges.effective():
             self.close()
             self.trouble = (
                 "off: programs that Argus starts have not its capabilities (make them ambient); files and memory of"
                 " processes are read by the tracer itself"
             )
-        elif fields.get("Seccomp", "").strip() != "2":
+        elif field_of(status, b"Seccomp") != b"2":
             self.trouble = "on, without a filter of system calls, which this kernel or machine lacks"
 
     def _birth(self) -> None:
@@ -674,7 +673,7 @@ class _Waiting:
 
     def __init__(self, sock: socket.socket, pid: int, hung_s: float = HUNG_S) -> None:
         self._sock, self._pid, self._hung_s = sock, pid, hung_s
-        self._seen: tuple[str, ...] = ()
+        self._seen: tuple[bytes, ...] = ()
         self._held = 0
         self._clock = _clocks.of_reader(pid)
         self._before = self._clock.read()
@@ -751,15 +750,16 @@ class _Waiting:
             raise
 
 
-def _state(pid: int) -> tuple[str, tuple[str, ...]]:
+def _state(pid: int) -> tuple[str, tuple[bytes, ...]]:
     """State letter of a process; its CPU time and switches, which change if it does anything."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except (OSError, IndexError):
+        stat, status = stat_of(f"/proc/{pid}"), read_file(f"/proc/{pid}/status")
+    except OSError:
         return "X", ()
-    switches = re.findall(r"^(?:non)?voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)
-    return stat[0], (stat[11], stat[12], *switches)
+    if len(stat) < 13:
+        return "X", ()
+    switches = (field_of(status, name) for name in (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches"))
+    return stat[0].decode("ascii", "replace"), (stat[11], stat[12], *switches)
 
 
 def _owner(pid: int) -> Owner:
@@ -770,8 +770,9 @@ def _owner(pid: int) -> Owner:
 def _own_file_systems() -> set[str]:
     """Devices that this process's own files lie on: what it maps, and where its program and packages are."""
     own = set()
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        own |= {fields[3] for line in maps if len(fields := line.split(None, 5)) == 6 and fields[4] != "0"}
+    with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
+        lines = (line.split(None, 5) for line in maps)
+        own |= {fields[3].decode() for fields in lines if len(fields) == 6 and fields[4] != b"0"}
     for path in ("/", sys.executable, sys.prefix, os.__file__, __file__):
         with contextlib.suppress(OSError):
             own.add(device_of(os.stat(path).st_dev))

@@ -15,6 +15,7 @@ import numpy as np
 from argus.compare.observe.machine import TICKS_S, during, read_machine
 from argus.compare.observe.signs import MARGIN
 from argus.model.units import seconds
+from argus.system.proc import read_file
 
 LOOPS, LOOP_S = 40, 0.02
 """Loops that are timed, and how long one is to take: 0.8 s together, 40 loops know their variation to a fifth."""
@@ -151,7 +152,7 @@ def _process_ticks(root: Path) -> dict[int, tuple[str, int]]:
     for place in (root / "proc").iterdir():
         if place.name.isdigit():
             try:
-                name, _, rest = (place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+                name, _, rest = read_file(f"{place}/stat").decode(errors="replace").rpartition(")")
             except OSError:
                 continue
             fields = rest.split()

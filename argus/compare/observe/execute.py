@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from argus.system import descendants
+from argus.system.proc import field_of, number, read_file
 
 FIRST_SAMPLE_S, LONGEST_SAMPLE_S = 0.01, 0.2
 """Time between samples of memory and delays: a tenth of the time that has gone by, within these bounds."""
@@ -137,7 +138,7 @@ class Usage:
 
 def _line(path: Path) -> str:
     try:
-        with path.open(encoding="ascii", errors="replace") as file:
+        with path.open(encoding="ascii", errors="replace", newline="\n") as file:
             return file.readline(65536).strip()
     except OSError:
         return ""
@@ -199,10 +200,8 @@ def execute(
 
 def _own_peak_kib() -> int:
     """The most memory that Argus had. Not ``ru_maxrss`` of itself: that has what its parent had when it started it."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = number(field_of(read_file("/proc/self/status"), b"VmHWM").removesuffix(b" kB"))
+    return peak if peak >= 0 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Child(subprocess.Popen[bytes]):

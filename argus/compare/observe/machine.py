@@ -81,7 +81,7 @@ def _share(part: float | None, whole: float) -> float | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace")
+        return path.read_bytes().decode("ascii", "replace")
     except OSError:
         return ""
 
@@ -128,7 +128,7 @@ def _memory(root: Path) -> float | None:
 
 def _throttled(root: Path) -> float | None:
     """Of the cgroup of this process, version 2 or 1."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in _read(root / "proc/self/cgroup").split("\n"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers == "":
             place, name, unit = "sys/fs/cgroup", "throttled_usec", 1e6

@@ -27,9 +27,12 @@ class Mount:
 def mounts(look: Look) -> list[Mount]:
     """All mounts but users' own; of several at one place only the last one can be seen. proc(5) has the format."""
     by_place = {}
-    for line in look.read(f"proc/{'self' if look.root == Path('/') else 1}/mountinfo").splitlines():
+    # The kernel escapes blank, tab, end of a line and backslash in names: whatever else ends a line is part of one.
+    for line in look.read(f"proc/{'self' if look.root == Path('/') else 1}/mountinfo").split("\n"):
         left, _, right = line.partition(" - ")
-        words, behind = left.split(), right.split(" ")  # a source may be empty
+        words, behind = left.split(" "), right.split(" ")  # a source may be empty
+        if len(words) < 6 or len(behind) < 3:
+            continue
         if behind[0].startswith("fuse") and re.search(r"(?:^|,)user_id=0*[1-9]", behind[2]):
             continue  # what it answers is up to that user: it is no disk of the node
         path = unescaped(words[4])

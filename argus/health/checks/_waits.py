@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from argus.health.check import Absent, Blind, Look
 from argus.health.checks._mounts import mounts
+from argus.system.proc import field_of, numbers, read_file
 
 Frame = tuple[str, str]
 """Function and module (empty: the kernel's own, or not known)."""
@@ -103,11 +104,10 @@ def is_node_s(task: str) -> bool:
     """Whether a task is the node's own: root's in all respects (no program that takes root's rights for a user), and in
     no container. False, where that is not known."""
     try:
-        with open(f"{task}/status", "rb") as file:  # in bytes: a name may have a carriage return in it
-            fields = dict(line.rstrip(b"\n").split(b"\t", 1) for line in file if b"\t" in line)
+        status = read_file(f"{task}/status")
     except OSError:
         return False
-    return fields.get(b"Uid:") == b"0\t0\t0\t0" and len(fields.get(b"NSpid:", b"").split()) == 1
+    return numbers(field_of(status, b"Uid")) == (0, 0, 0, 0) and len(numbers(field_of(status, b"NSpid"))) == 1
 
 
 def has_fuse(look: Look) -> bool:

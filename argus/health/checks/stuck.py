@@ -9,6 +9,7 @@ from collections import Counter
 from argus.health.check import Look, Result
 from argus.health.checks._waits import Wait, frames, has_fuse, is_node_s, what_for
 from argus.health.limit import Limit
+from argus.system.proc import field_of, read_file
 
 LIMITS: dict[str, Limit] = {
     "seconds": Limit(3.0, "how long a task must sleep there without waking", "disks answer sooner"),
@@ -16,9 +17,10 @@ LIMITS: dict[str, Limit] = {
         20, "so many are critical", "one may wait for a slow disk; many wait for a mount or a driver that is gone"
     ),
 }
+_SWITCHES = (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
 _Task = tuple[int, str]
 """TID, name."""
-_Sleep = tuple[str, str, str]
+_Sleep = tuple[str, tuple[bytes, ...]]
 """Folder in /proc; start and context switches of a task: those of one that has not run are the same."""
 
 
@@ -64,14 +66,12 @@ def _sleeping(look: Look) -> dict[_Task, _Sleep]:
     for process in look.folders("proc/[0-9]*"):
         for task in _threads(str(process)):
             try:
-                with open(f"{task}/stat", errors="replace") as stat:
-                    head, _, tail = stat.read().rpartition(")")
-                if not tail.startswith(" D"):
+                head, _, tail = read_file(f"{task}/stat").rpartition(b")")
+                if not tail.startswith(b" D") or len(fields := tail.split()) < 20:
                     continue
-                with open(f"{task}/status", errors="replace") as status:
-                    switches = "".join(line for line in status if "ctxt_switches" in line)
-                name = int(task.rpartition("/")[2]), head.partition("(")[2]
-                sleeping[name] = task, tail.split()[19], switches
+                status = read_file(f"{task}/status")
+                name = int(task.rpartition("/")[2]), head.partition(b"(")[2].decode(errors="replace")
+                sleeping[name] = task, (fields[19], *(field_of(status, switches) for switches in _SWITCHES))
             except OSError:
                 continue  # it ended
     return sleeping

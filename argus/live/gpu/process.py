@@ -21,6 +21,7 @@ from argus.semantics.gpu.correlation import Correlator
 from argus.semantics.gpu.usage import GpuSteps, GpuUsage
 from argus.semantics.phases.gpu import kinds_of, what_of
 from argus.system.aside import Aside
+from argus.system.proc import field_of, numbers, read_file
 from argus.tables import gpu as gpu_rows
 
 LINGER_S = 3.0
@@ -193,8 +194,7 @@ def host_tids(pid: int) -> dict[int, int]:
     host_tid_of = {}
     with contextlib.suppress(OSError):
         for task in (PROC / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError, ValueError, StopIteration):
-                lines = (task / "status").read_text(errors="replace").splitlines()
-                inside = next(line for line in lines if line.startswith("NSpid:")).split()[-1]
-                host_tid_of[int(inside)] = int(task.name)
+            with contextlib.suppress(OSError, ValueError):
+                if inside := numbers(field_of(read_file(f"{task}/status"), b"NSpid")):
+                    host_tid_of[inside[-1]] = int(task.name)
     return {} if all(inside == host for inside, host in host_tid_of.items()) else host_tid_of

@@ -155,8 +155,9 @@ class CallSide(Side):
         if self._session.end_ns is not None:
             cuda, nccl, marks = (self._before_the_end(events) for events in (cuda, nccl, marks))
         self._generations.number(control, nccl)
-        if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
-            self._rows.ranks_changed(now)
+        with self._session.bulkheads.part("new ranks"):  # calls of the others are worked on
+            if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
+                self._rows.ranks_changed(now)
         with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
         members_of: dict[int, dict[int, Member]] = {}
         for pid, (job, member) in self._session.roster.by_pid.items():
