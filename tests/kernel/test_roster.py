@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -178,8 +178,8 @@ def test_a_target_that_is_gone_before_it_is_probed_is_reported(store_url: str, m
         wait_for_cuda(job.pids)
         tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
 
-        def find_and_lose(options: Options) -> list[Target]:
-            found = find_targets(options)
+        def find_and_lose(options: Options, note: Callable[[str], None]) -> list[Target]:
+            found = find_targets(options, note)
             job.processes[0].kill()
             job.processes[0].wait()
             return found
