@@ -21,8 +21,8 @@ from argus.store import spill, spool
 from argus.store.failures import transient
 from argus.store.open import LEASE_TIMEOUT_S, Store
 from argus.store.read.contents import HASHED, numbered_by_content
-from argus.store.read.owners import TEMPLATE, hosts_there, ranks_there, runs_there, templates_there
-from argus.store.reader import NUMBERING, newest_run
+from argus.store.read.owners import KEYS, hosts_there, ranks_there, rows_there, runs_there
+from argus.store.reader import NUMBERING, newest_run, query_columns
 from argus.store.replay import NotLookedUp, replay, sent_before_s
 from argus.store.schema import ensure_schema
 from argus.store.schema_files import table_columns
@@ -134,7 +134,9 @@ class _Author:
         lines = self._of_hosts(file, parts) if "host" in columns else self._of_runs(file, runs, batch.table)
         if "rank" in columns:
             self._check_ranks(file, keys, runs)
-        rows = self._new_templates(file, batch.rows) if batch.table == "kernel_templates" else batch.rows
+        rows = batch.rows
+        if batch.table == "kernel_templates" or (batch.table == "stacks" and not numbered_by_content("stacks", rows)):
+            rows = self._new_rows(file, batch)
         # Before the first row is there: a load that is killed goes on later.
         self._note(lines)
         if batch.table == "jobs" and "ended" in batch.rows.column_names:
@@ -159,17 +161,20 @@ class _Author:
         if run >= int(now_s) and table not in NUMBERING and newest_run(self._store) < run:
             raise ArgusError(f"{file.name} has rows of {_where(job, run)}, which begins only now: load it in a minute")
 
-    def _new_templates(self, file: Path, rows: pa.Table) -> pa.Table:
-        """Templates that the store lacks. Those that are there decode what others have stored, and stay: their number
-        is a hash of what they were made from, so that whoever brings one again brings the same."""
-        keys = _distinct(rows, list(TEMPLATE))
+    def _new_rows(self, file: Path, batch: spool.Spooled) -> pa.Table:
+        """Rows that the store lacks, where it cannot be seen that their number is of what they hold: what templates
+        were made from is not stored, nor are folders of stacks with ``--redact paths``. Those that are there stay,
+        since others' rows refer to them; whoever brings one again brings the same."""
+        of = KEYS[batch.table]
+        keys = _distinct(batch.rows, list(of))
         if keys.num_rows > MOST_TEMPLATES:
-            raise _not_trusted(f"{file.name} has more than {MOST_TEMPLATES:,} templates")
-        asked = [(one["job"], one["run"], one["kernel_id"], one["template"]) for one in keys.to_pylist()]
-        if not (there := templates_there(self._store, asked)):
-            return rows
-        of = zip(*(rows[name].to_pylist() for name in TEMPLATE), strict=True)
-        return rows.filter(pa.array([key not in there for key in of], pa.bool_()))
+            what = "templates" if batch.table == "kernel_templates" else batch.table
+            raise _not_trusted(f"{file.name} has more than {MOST_TEMPLATES:,} {what}")
+        asked = [tuple(one[name] for name in of) for one in keys.to_pylist()]
+        if not (there := rows_there(self._store, batch.table, asked)):
+            return batch.rows
+        brought = zip(*(batch.rows[name].to_pylist() for name in of), strict=True)
+        return batch.rows.filter(pa.array([key not in there for key in brought], pa.bool_()))
 
     def _parts(self, file: Path, keys: pa.Table) -> list[tuple[str, int, str]]:
         """The hosts' parts of runs that a batch has rows of, in order; without a name where its table has no host."""
@@ -268,12 +273,12 @@ def _check_content(file: Path, batch: spool.Spooled) -> None:
     Raises:
         ArgusError: They are not.
     """
-    wanted = set(TEMPLATE) if batch.table == "kernel_templates" else set()
+    wanted = set(KEYS.get(batch.table, ()))
     if batch.table in HASHED:
         wanted = {name for name, column in table_columns()[batch.table].items() if not column.optional}
     if not wanted <= set(batch.rows.column_names):
         raise _not_trusted(f"{file.name} lacks columns of {batch.table}")
-    if not numbered_by_content(batch.table, batch.rows):
+    if batch.table not in KEYS and not numbered_by_content(batch.table, batch.rows):
         raise _not_trusted(f"{file.name} has rows of {batch.table} whose number is not that of what they hold")
 
 
@@ -381,7 +386,7 @@ def _of_its_rows(store: Store, failure: ArgusError) -> bool:
     if not isinstance(failure, NotLookedUp):
         return False
     try:
-        _identity(store)
+        query_columns(store, "SELECT 1 AS one")
     except ArgusError:
         return False
     return True

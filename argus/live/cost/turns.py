@@ -49,7 +49,7 @@ class _Accounts(Generic[Key]):
         while len(self.gone_s) > _KEPT_GONE:
             del self.gone_s[next(iter(self.gone_s))]
         for key in weights:
-            self.open(key)
+            self.begin(key)
         for _ in range(_ROUNDS):
             open_to = [key for key in weights if self.left_s[key] < self._saved_s]
             if not open_to or share_s <= 0:
@@ -60,7 +60,7 @@ class _Accounts(Generic[Key]):
                 self.left_s[key] += given_s
                 share_s -= given_s
 
-    def open(self, key: Key) -> None:
+    def begin(self, key: Key) -> None:
         """Who has just come begins with all; who comes back, with what it would have if it had stayed."""
         if key not in self.left_s:
             self.left_s[key] = self.gone_s.pop(key, self._saved_s)
@@ -96,17 +96,17 @@ class Turns:
         self._of_owners.fill({owner: min(1.0, CONTAINERS / containers[owner[0]]) for owner in owners}, share_s)
         self._of_users.fill({user: min(number, CONTAINERS) for user, number in containers.items()}, share_s)
 
-    def _open(self, owner: Owner) -> None:
-        self._of_owners.open(owner)
-        self._of_users.open(owner[0])
+    def _begin(self, owner: Owner) -> None:
+        self._of_owners.begin(owner)
+        self._of_users.begin(owner[0])
 
     @property
     def _alone(self) -> bool:
-        return len(self._of_owners.left_s.keys() - {UNKNOWN}) < 2
+        return len(self._of_owners.left_s) - (UNKNOWN in self._of_owners.left_s) < 2
 
     def may(self, owner: Owner) -> bool:
         """Whether something may be done for an owner's processes now: always, if there is no other owner."""
-        self._open(owner)
+        self._begin(owner)
         return self._alone or (self._of_owners.left_s[owner] > 0 and self._of_users.left_s[owner[0]] > 0)
 
     @contextmanager
@@ -120,7 +120,7 @@ class Turns:
 
     def spend(self, owner: Owner, seconds: float) -> None:
         """Takes off what was spent, s: of who has it to itself nothing, since nobody had to wait."""
-        self._open(owner)
+        self._begin(owner)
         if not self._alone:
             self._of_owners.left_s[owner] -= seconds
             self._of_users.left_s[owner[0]] -= seconds

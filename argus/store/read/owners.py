@@ -13,7 +13,14 @@ from argus.store.schema_files import table_columns, table_keys
 _AT_ONCE = 500
 _BYTES_AT_ONCE = 16 << 10
 """Of names in one question: parameters go to a server in the URL. ClickHouse takes 1 MiB there, and 128 KiB in each."""
-_TYPES = {"job": "String", "run": "UInt32", "host": "String", "kernel_id": "UInt64", "template": "UInt64"}
+_TYPES = {
+    "job": "String",
+    "run": "UInt32",
+    "host": "String",
+    "kernel_id": "UInt64",
+    "template": "UInt64",
+    "stack_id": "UInt64",
+}
 
 
 def runs_there(store: Store, runs: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
@@ -49,22 +56,22 @@ def ranks_there(store: Store, runs: Collection[tuple[str, int]]) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-TEMPLATE = ("job", "run", "kernel_id", "template")
-"""What identifies a row of ``kernel_templates``."""
+KEYS = {"kernel_templates": ("job", "run", "kernel_id", "template"), "stacks": ("job", "run", "stack_id")}
+"""What identifies a row, of tables that others' rows refer to."""
 
 
-def templates_there(store: Store, asked: Collection[tuple[str, int, int, int]]) -> set[tuple[str, int, int, int]]:
-    """Those templates (``TEMPLATE``) that a store has.
+def rows_there(store: Store, table: str, asked: Collection[tuple[str | int, ...]]) -> set[tuple[str | int, ...]]:
+    """Those rows of a table (``KEYS``) that a store has.
 
     Raises:
         ArgusError: The store cannot be asked.
     """
-    text = f"SELECT DISTINCT {', '.join(TEMPLATE)} FROM kernel_templates WHERE {_where(TEMPLATE)}"
-    found: set[tuple[str, int, int, int]] = set()
+    of = KEYS[table]
+    text = f"SELECT DISTINCT {', '.join(of)} FROM {table} WHERE {_where(of)}"
+    found: set[tuple[str | int, ...]] = set()
     for some in _portions(asked):
-        rows = query_columns(store, text, _parameters(TEMPLATE, some))
-        columns = (rows[name].tolist() for name in TEMPLATE)
-        found |= {(str(job), int(run), int(of), int(one)) for job, run, of, one in zip(*columns, strict=True)}
+        rows = query_columns(store, text, _parameters(of, some))
+        found |= set(zip(*(rows[name].tolist() for name in of), strict=True))
     return found & set(asked)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +18,7 @@ from argus.store import reader, spill, spool
 from argus.store import replay as replaying
 from argus.store.arrow import to_arrow
 from argus.store.load import Loaded, load_spilled, load_spool
-from argus.store.open import Store
+from argus.store.open import Store, open_store
 from argus.store.read.owners import hosts_there, ranks_there, runs_there
 from argus.store.reader import newest_run, next_run, query_columns
 from argus.store.runs import new_run
@@ -233,9 +232,15 @@ def test_a_file_of_jobs_without_runs_has_no_newest_run(folder: Path) -> None:
 # ---- runs to come
 
 
-def test_a_spool_brings_nothing_of_a_run_that_is_to_come(folder: Path, store: Store) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(loading.time, "time", lambda: 1_796_000_000.5)
+    return 1_796_000_000
+
+
+def test_a_spool_brings_nothing_of_a_run_that_is_to_come(folder: Path, store: Store, now: int) -> None:
     """A job of its own moves the number that the next run gets to where it has put rows."""
-    ahead = int(time.time()) + 1_000_000
+    ahead = now + 1_000_000
     spool.write(folder, "jobs", "t/1", rows_of("jobs", "mine", ahead))
     of = {"job": "llama", "run": ahead + 1, "rank": [0]}
     spool.write(folder, "ranks", "t/2", rows_of("ranks", **of, host=["node-1"], version=[2**63]))
@@ -253,11 +258,9 @@ def test_a_spool_brings_nothing_of_a_run_that_is_to_come(folder: Path, store: St
 
 @pytest.mark.parametrize("table", ["jobs", "ranks", "iterations", "collectives", "stacks"])
 def test_no_run_begins_with_a_number_of_which_a_spool_brought_rows(
-    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, table: str
+    folder: Path, store: Store, now: int, table: str
 ) -> None:
     """Clocks of those who wrote it may be a minute ahead."""
-    now = int(time.time())
-    monkeypatch.setattr(loading.time, "time", lambda: now + 0.5)
     row = stacks_of("llama", now + 50) if table == "stacks" else rows_of(table, "llama", now + 50)
     spool.write(folder, table, "t/1", row)
     found = load(folder, store)
@@ -275,8 +278,8 @@ def test_no_run_begins_with_a_number_of_which_a_spool_brought_rows(
 
 
 @pytest.mark.parametrize("table", ["jobs", "ranks", "iterations"])
-def test_a_run_is_numbered_above_all_that_jobs_ranks_and_steps_have(store: Store, table: str) -> None:
-    ahead = int(time.time()) + 7200
+def test_a_run_is_numbered_above_all_that_jobs_ranks_and_steps_have(store: Store, now: int, table: str) -> None:
+    ahead = now + 7200
     with Writer(store, source="theirs") as writer:
         more = {} if table != "iterations" else {"stored": [LATER]}
         writer.append(table, rows_of(table, "llama", ahead, **more))
@@ -286,8 +289,7 @@ def test_a_run_is_numbered_above_all_that_jobs_ranks_and_steps_have(store: Store
 
 
 @pytest.mark.parametrize("absurd", [2**32 - 1, 2**32 - 2, 3_000_000_000])
-def test_a_number_that_is_no_time_counts_as_none(store: Store, absurd: int) -> None:
-    now = int(time.time())
+def test_a_number_that_is_no_time_counts_as_none(store: Store, now: int, absurd: int) -> None:
     with Writer(store, source="theirs") as writer:
         writer.append("ranks", rows_of("ranks", "llama", absurd))
         writer.append("jobs", rows_of("jobs", "llama", now + 60))
@@ -324,11 +326,13 @@ def test_stacks_are_numbered_as_a_trace_numbers_them(folder: Path, store: Store)
     assert (dict(found.rows), found.trouble) == ({"stacks": 4}, [])
 
 
-OTHER_CONTENT: dict[str, Callable[[], pa.Table]] = {
+OTHER_KERNELS: dict[str, Callable[[], pa.Table]] = {
     "kernel": lambda: kernel_of(kernel=["idle"]),
     "stream": lambda: kernel_of(stream=[8]),
     "grid": lambda: kernel_of(grid=[[4, 1, None]]),
     "block": lambda: kernel_of(block=[[]]),
+}
+OTHER_STACKS: dict[str, Callable[[], pa.Table]] = {
     "functions": lambda: with_values(stacks_of(), "functions", pa.array([["main", "write"]])),
     "a frame less": lambda: with_values(stacks_of(), "kinds", pa.array([["python"]])),
     "no frame": lambda: with_values(stacks_of(), "files", pa.array([["/app/train.py", None]])),
@@ -336,22 +340,46 @@ OTHER_CONTENT: dict[str, Callable[[], pa.Table]] = {
     "depth": lambda: with_values(stacks_of(), "depth", pa.array([1], pa.uint16())),
     "leaf_function": lambda: with_values(stacks_of(), "leaf_function", pa.array(["write"])),
     "python_line": lambda: with_values(stacks_of(), "python_line", pa.array([4], pa.uint32())),
-    "stack_id": lambda: with_values(stacks_of(), "stack_id", pa.array([1], pa.uint64())),
 }
 
 
-@pytest.mark.parametrize("what", OTHER_CONTENT)
+@pytest.mark.parametrize("what", OTHER_KERNELS)
 def test_what_is_numbered_by_its_content_has_that_content(folder: Path, store: Store, what: str) -> None:
-    rows = OTHER_CONTENT[what]()
-    table = "kernel_groups" if "kernel_id" in rows.column_names else "stacks"
-    spool.write(folder, table, "t/1", rows)
-    spool.write(folder, table, "t/2", (kernel_of if table == "kernel_groups" else stacks_of)().drop_columns(["run"]))
-    spool.write(folder, table, "t/3", rows.drop_columns(["grid" if table == "kernel_groups" else "lines"]))
+    rows = OTHER_KERNELS[what]()
+    spool.write(folder, "kernel_groups", "t/1", rows)
+    spool.write(folder, "kernel_groups", "t/2", kernel_of().drop_columns(["run"]))
+    spool.write(folder, "kernel_groups", "t/3", rows.drop_columns(["grid"]))
     found = load(folder, store)
     assert dict(found.rows) == {}
     first, _, third = found.trouble
-    assert first.startswith(f"000001-{table}.arrow has rows of {table} whose number is not that of what they hold")
-    assert third.startswith(f"000003-{table}.arrow lacks columns of {table}")
+    assert first.startswith("000001-kernel_groups.arrow has rows of kernel_groups whose number is not that of what")
+    assert third.startswith("000003-kernel_groups.arrow lacks columns of kernel_groups")
+
+
+@pytest.mark.parametrize("what", OTHER_STACKS)
+def test_a_spool_replaces_no_stack(folder: Path, there: Store, what: str) -> None:
+    """Samples of others refer to them."""
+    with Writer(there, source="theirs") as writer:
+        writer.append("stacks", with_values(stacks_of(), "job", pa.array(["llama"])))
+        assert writer.flush(), writer.last_error
+    before = query_columns(there, "SELECT * EXCEPT stored FROM stacks FINAL")
+    spool.write(folder, "ranks", "t/1", rows_of("ranks", "llama", 7, host=["other"], rank=[4]))
+    spool.write(folder, "stacks", "t/2", with_values(OTHER_STACKS[what](), "job", pa.array(["llama"])))
+    found = load(folder, there)
+    assert (found.trouble, found.rows["stacks"]) == ([], 0)
+    after = query_columns(there, "SELECT * EXCEPT stored FROM stacks FINAL")
+    assert all(str(after[name].tolist()) == str(before[name].tolist()) for name in before)
+
+
+def test_stacks_whose_folders_are_left_out_are_loaded(folder: Path, store: Store) -> None:
+    """Their number is that of the paths in full (``--redact paths``)."""
+    of = open_store(f"spool://{folder}")
+    with Writer(of, source="t", paths=False) as writer:
+        writer.append("stacks", to_stacks([stack(native("read"), py("main", 3))], Origin("own", 7, "", 0)))
+        assert writer.flush(), writer.last_error
+    found = load(folder, store)
+    assert (dict(found.rows), found.trouble) == ({"stacks": 1}, [])
+    assert query_columns(store, "SELECT python_file AS f FROM stacks")["f"].tolist() == ["train.py"]
 
 
 def test_a_spool_replaces_no_template(folder: Path, tmp_path: Path, there: Store) -> None:
@@ -429,10 +457,8 @@ def test_a_spilled_batch_that_cannot_be_looked_for_stays(tmp_path: Path, store: 
 def test_a_store_that_does_not_answer_ends_the_load(
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = loading._identity
-
     def away(*_: Any) -> Any:
-        monkeypatch.setattr(loading, "_identity", away)
+        monkeypatch.setattr(loading, "query_columns", away)
         raise ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
 
     monkeypatch.setattr(replaying, "query_columns", away)
@@ -440,5 +466,4 @@ def test_a_store_that_does_not_answer_ends_the_load(
     with pytest.raises(ArgusError, match="cannot reach the store"):
         load(folder, store)
     monkeypatch.undo()
-    assert loading._identity is real
     assert load(folder, store).files == 1
