@@ -136,7 +136,7 @@ def refuse(pid: int) -> None:
     if pid == os.getpid():
         raise no("is Argus itself", "")
     status = read_file(f"{PROC}/{pid}/status")
-    if tracer := number(field_of(status, b"TracerPid")):
+    if (tracer := number(field_of(status, b"TracerPid"))) > 0:
         raise no(f"is being traced by process {tracer} (a debugger?)", "End that first")
     state = _state(status)
     if state in "Tt":

@@ -19,6 +19,7 @@ from argus.capture.process.targets import (
 from argus.live.options import Options
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.text import printable
+from argus.system import debug
 
 
 def find_targets(options: Options, note: Callable[[str], None] = lambda _: None) -> list[Target]:
@@ -38,6 +39,7 @@ def find_targets(options: Options, note: Callable[[str], None] = lambda _: None)
         return _open_launcher(pid) if options.children else open_target(pid, any_program=options.stacks)
 
     refused: list[ArgusError] = []
+    odd: list[ArgusError] = []
     if options.all_gpu or options.name is not None:
         pids_chosen = [pid for pid in _choose(options) if pid not in pids]
         if not pids_chosen and not pids:
@@ -49,8 +51,8 @@ def find_targets(options: Options, note: Callable[[str], None] = lambda _: None)
                 refused.append(failure)
             except Exception as failure:  # what fails for a process costs that process
                 what = f"process {pid} cannot be inspected ({type(failure).__name__}: {str(failure)[:200]})"
-                refused.append(ArgusError(printable(what), "", EXIT_UNAVAILABLE))
-                note(f"{refused[-1].message}: it is not traced")
+                odd.append(ArgusError(printable(what), debug.traceback_of(failure), EXIT_UNAVAILABLE))
+                note(f"{odd[-1].message}: it is not traced")
     try:
         for pid in pids:
             targets.append(opened(pid))
@@ -59,8 +61,8 @@ def find_targets(options: Options, note: Callable[[str], None] = lambda _: None)
             target.close()
         raise
     if not targets:
-        if refused and options.name is not None:
-            raise refused[0]
+        if odd or (refused and options.name is not None):
+            raise (odd or refused)[0]
         raise ArgusError("every process found ended before it could be traced", "", EXIT_UNAVAILABLE)
     return targets
 

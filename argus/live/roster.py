@@ -192,7 +192,7 @@ class Roster:
         candidate = self._candidates[pid]
         if candidate.parent < 0:
             candidate.parent = 0
-            with self._guard(pid):
+            with self._guard(pid), suppress(OSError):
                 candidate.parent = parent_of(pid)
         return candidate.parent
 
@@ -387,7 +387,8 @@ class Roster:
                 known = self._candidates.get(pid)
                 found.append(known.target if known is not None and known.target is not None else _inspected(pid))
         for target in sorted(found, key=_without_rank):
-            with self._guard(target.pid, ranks=True), self.admission.joining(target.identity.owner):
+            owner = target.identity.owner
+            with self._guard(target.pid, ranks=True), self.admission.joining(owner), suppress(OSError):
                 job, member = self._adopt(target)
                 candidate = self._candidates.pop(target.pid, None)
                 if candidate is None or not candidate.from_the_start or not target.on_gpu:
@@ -413,7 +414,7 @@ class Roster:
             if candidate.target is not None and candidate.target.on_gpu:
                 continue
             above = self._candidates.get(self._parent_of(pid))
-            if above is not None and not above.no_rank:
+            if above is not None and not above.no_rank and self._parent_of(pid) not in self._no_ranks:
                 continue  # its turn comes once it is known what its parent is
             if not self.admission.may_join(pid, owner := self._owner_of(pid)):
                 continue

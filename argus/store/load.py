@@ -22,7 +22,7 @@ from argus.store.failures import transient
 from argus.store.open import LEASE_TIMEOUT_S, Store
 from argus.store.read.contents import HASHED, numbered_by_content
 from argus.store.read.owners import KEYS, hosts_there, ranks_there, rows_there, runs_there
-from argus.store.reader import NUMBERING, newest_run, query_columns
+from argus.store.reader import query_columns
 from argus.store.replay import NotLookedUp, replay, sent_before_s
 from argus.store.schema import ensure_schema
 from argus.store.schema_files import table_columns
@@ -50,6 +50,8 @@ MOST_TEMPLATES = 100_000
 """Of a file whose author is not trusted, for the same reason. A host has two of each of 8,192 kernels at first."""
 CLOCKS_S = 60.0
 """By how much the clock of who wrote such a spool may be ahead."""
+WAIT_S = 5.0
+"""For so long in all a load waits until the second of a run's number is over."""
 MOST_NAME_BYTES = 4096
 """Of a job or a host in such a spool: a server takes questions of a bounded length."""
 _OURS = {"ranks": ("uid", "container")}
@@ -106,6 +108,7 @@ class _Author:
         self._hosts_there: dict[tuple[str, int, str], bool] = {}
         self._runs_there: dict[tuple[str, int], bool] = {}
         self._open: dict[tuple[str, int], bool] = {}
+        self._wait_s = WAIT_S
         self._others: tuple[set[tuple[str, int]], pa.Table] | None = None
         """The runs of the last file with ranks, and which of these other hosts have."""
 
@@ -129,7 +132,7 @@ class _Author:
         keys = _distinct(batch.rows, of)
         parts = self._parts(file, keys)
         runs = {(job, run) for job, run, _ in parts}
-        self._check_time(file, batch.table, runs)
+        self._check_time(file, runs)
         _check_content(file, batch)
         lines = self._of_hosts(file, parts) if "host" in columns else self._of_runs(file, runs, batch.table)
         if "rank" in columns:
@@ -146,19 +149,20 @@ class _Author:
         left_out = {"stored", *_OURS.get(batch.table, ())}
         return rows.select([name for name in rows.column_names if name not in left_out])
 
-    def _check_time(self, file: Path, table: str, runs: set[tuple[str, int]]) -> None:
-        """No run may be one that ``next_run`` will give to a trace or an import.
+    def _check_time(self, file: Path, runs: set[tuple[str, int]]) -> None:
+        """No run may be one that a trace or an import will get, or a job that starts again.
 
         Raises:
             ArgusError: It may be.
         """
         job, run = max(runs, key=lambda one: one[1], default=("", 0))
-        now_s = time.time()
-        if run > now_s + CLOCKS_S:
+        if 0 < (ahead_s := run + 1 - time.time()) <= self._wait_s:  # it was made just now
+            self._wait_s -= ahead_s
+            time.sleep(ahead_s)
+        if (ahead_s := run + 1 - time.time()) > CLOCKS_S:
             why = "whose number is a time to come, which a trace that begins then would get"
             raise _not_trusted(f"{file.name} has rows of {_where(job, run)}, {why}")
-        # Of clocks that are ahead. What numbers runs must see it before anything else of it is there.
-        if run >= int(now_s) and table not in NUMBERING and newest_run(self._store) < run:
+        if ahead_s > 0:
             raise ArgusError(f"{file.name} has rows of {_where(job, run)}, which begins only now: load it in a minute")
 
     def _new_rows(self, file: Path, batch: spool.Spooled) -> pa.Table:

@@ -124,7 +124,7 @@ def test_a_process_that_cannot_be_inspected_is_left_out_of_a_trace(monkeypatch: 
     assert line.startswith("process 2 cannot be inspected (ValueError: ")
     assert line.isprintable()
     monkeypatch.setattr(choose, "_choose", lambda options: [2])
-    with pytest.raises(ArgusError, match="ended before"):
+    with pytest.raises(ArgusError, match="process 2 cannot be inspected"):
         choose.find_targets(Options(all_gpu=True))
 
 

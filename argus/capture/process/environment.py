@@ -136,7 +136,7 @@ def _limits(cgroup: str, unreadable: list[str]) -> dict[str, str]:
     if container := _CONTAINER.search(cgroup):
         facts["container.id"] = container[0][:12]
     places: dict[str, tuple[Path, str, str]] = {}
-    for line in cgroup.split("\n", 64)[:64]:
+    for line in filter(None, cgroup.split("\n", 64)[:64]):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not controllers:
             for fact, file in _LIMITS.items():

@@ -243,6 +243,16 @@ def open_target(pid: int, *, any_program: bool = False) -> Target:
     """
     target = inspect(pid)
     try:
+        return _with_libraries(target, any_program)
+    except BaseException:
+        target.close()
+        raise
+
+
+def _with_libraries(target: Target, any_program: bool) -> Target:
+    """As ``open_target`` has it."""
+    pid = target.pid
+    try:
         target.libraries = find_libraries(pid)
     except PermissionError as reason:
         raise _forbidden(pid) from reason
@@ -256,7 +266,6 @@ def open_target(pid: int, *, any_program: bool = False) -> Target:
         ranks = [child for child in below if target.identity.rank < 0 <= identity_of(child).rank]
         if not helpers and not ranks and (any_program or (target.libraries and target.identity.rank >= 0)):
             return target
-        target.close()
         if any_program and not helpers:
             raise ArgusError(
                 f"process {pid} ({Path(target.exe).name}) is a launcher: the ranks are its children ({listed(ranks)})",

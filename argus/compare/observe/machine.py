@@ -128,7 +128,7 @@ def _memory(root: Path) -> float | None:
 
 def _throttled(root: Path) -> float | None:
     """Of the cgroup of this process, version 2 or 1."""
-    for line in _read(root / "proc/self/cgroup").split("\n"):
+    for line in filter(None, _read(root / "proc/self/cgroup").split("\n")):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers == "":
             place, name, unit = "sys/fs/cgroup", "throttled_usec", 1e6

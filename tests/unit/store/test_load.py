@@ -258,23 +258,34 @@ def test_a_spool_brings_nothing_of_a_run_that_is_to_come(folder: Path, store: St
 
 @pytest.mark.parametrize("table", ["jobs", "ranks", "iterations", "collectives", "stacks"])
 def test_no_run_begins_with_a_number_of_which_a_spool_brought_rows(
-    folder: Path, store: Store, now: int, table: str
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, now: int, table: str
 ) -> None:
-    """Clocks of those who wrote it may be a minute ahead."""
+    """Clocks of those who wrote it may be a minute ahead: it is loaded when that is over."""
     row = stacks_of("llama", now + 50) if table == "stacks" else rows_of(table, "llama", now + 50)
     spool.write(folder, table, "t/1", row)
     found = load(folder, store)
-    if table in reader.NUMBERING:
-        assert found.trouble == []
-        assert new_run(store) == now + 51
-        return
+    assert dict(found.rows) == {}
     (line,) = found.trouble
     assert line.endswith(f"has rows of run {now + 50} of job 'llama', which begins only now: load it in a minute")
     assert new_run(store) == now
-    spool.write(folder, "jobs", "t/2", rows_of("jobs", "llama", now + 50))
-    load(folder, store)
+    monkeypatch.setattr(loading.time, "time", lambda: now + 51.5)
     assert load(folder, store).rows == {table: 1}
     assert new_run(store) == now + 51
+
+
+def test_a_load_waits_until_the_second_of_a_run_is_over(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, now: int
+) -> None:
+    """An import into a spool is loaded at once, and several that were numbered in one second; not any number."""
+    clock = [now + 0.5]
+    monkeypatch.setattr(loading.time, "time", lambda: clock[0])
+    monkeypatch.setattr(loading.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    for number in range(20):
+        spool.write(folder, "iterations", f"t/{number}", rows_of("iterations", f"job {number}", now + number))
+    found = load(folder, store)
+    assert found.rows == {"iterations": 5}
+    assert clock == [now + 5]
+    assert all(line.endswith("which begins only now: load it in a minute") for line in found.trouble)
 
 
 @pytest.mark.parametrize("table", ["jobs", "ranks", "iterations"])
