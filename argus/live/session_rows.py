@@ -14,6 +14,7 @@ from argus.capture.reader import reader
 from argus.live.job import Job
 from argus.live.session import Processes, Session
 from argus.live.side import Counters, Side
+from argus.model.losses import Whom
 from argus.model.units import span_text
 from argus.system import redact
 
@@ -164,11 +165,16 @@ class SessionRows:
         if used is None:
             return
         columns = {name: value for name, value in vars(used).items() if name != "begin_ns"}
-        for job in self._in_turn([job for job in self._session.jobs if not job.over_since]):
+        running = [job for job in self._session.jobs if not job.over_since]
+        left_out = {id(job): job for job in running}
+        for job in self._in_turn(running):
+            del left_out[id(job)]
             ts = np.full(1, used.begin_ns + self._session.mono_offset_ns, np.int64)
             self._session.writer.append(
                 "host_usage", {"job": job.name, "run": job.run, "host": self._session.host, "ts": ts, **columns}
             )
+        for job in left_out.values():
+            self._session.losses.count("rows_over_share", Whom(job))
 
     def _in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Those for whose rows there is time now, each for so long as it is worked on: of an owner with very many whose

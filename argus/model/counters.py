@@ -103,7 +103,7 @@ SENTENCES = {
     "detectors_failed": f"{{n}} part[s] of the diagnosis failed: what [it looks|they look] for is unknown; {_REPORT}",
     "look_ups_over_share": "{n} look-up[s] left out: processes of one user or container had more than their share",
     "processes_over_share": "{n} new process[es] of one user or container not traced, or late: they came too fast",
-    "rows_over_share": "{n} row[s] not taken: those of one user or container filled the room for rows that wait",
+    "rows_over_share": "{n} row[s] not taken: those of one user or container took more than their share",
     "rows_too_large": f"{{n}} row[s] left out: together they took more memory than all others may; {_REPORT}",
     "file_systems_hung": "{n} file system[s] under traced processes did not answer: code of [its|their] files has no "
     "names",

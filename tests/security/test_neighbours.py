@@ -1387,6 +1387,14 @@ def test_jobs_that_began_while_their_owner_was_alone_do_not_hold_the_loop(monkey
     assert 0.002 * sum(of_jobs) < 2 * admission.SAVED_S + admission.OF_LOOP * (of.now - begun)
     assert max(of_jobs) - min(of_jobs) <= 1
     assert min(of_jobs) > 5
+    used = SimpleNamespace(begin_ns=0, busy=0.5)
+    monkeypatch.setattr(rows._host_cpu, "read", lambda pids: used)
+    before = sum(written.values())
+    rows.write_host_usage()
+    lost = sum(of.session.losses.of(job).get("rows_over_share", 0) for job in jobs)
+    assert sum(written.values()) - before + lost == len(of.roster.jobs), "what is left out is counted"
+    assert lost > 1000
+    of_jobs = [written[job.name] for job in jobs]
     of.session.end_ns = 1
     rows.write_coverage({}, 0, lambda pid: 0, [])
     assert sum(written[job.name] for job in jobs) == sum(of_jobs) + len(jobs)

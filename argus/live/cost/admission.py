@@ -27,8 +27,8 @@ jobs has no more of them begin beside others."""
 class Admission:
     """Decides for the roster. Where processes of one owner alone are traced, there is time for all.
 
-    Each has an account of its own: who starts processes without end that are no ranks has its
-    ranks traced all the same.
+    Looks, ranks and rows have accounts of their own: who starts processes without end that are no ranks has its ranks
+    traced all the same.
 
     Args:
         losses: Where processes are counted for which there was no time: ``processes_over_share``.
