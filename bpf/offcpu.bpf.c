@@ -139,7 +139,7 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 	if (preempted && thread->state) {
 		struct argus_python *py = pythons.lookup(&tgid);
 		if (py)
-			flags = interpreter_flags(py, thread->state);
+			flags = interpreter_flags(py, thread, thread->state);
 	}
 	u64 begins = (flags & ARGUS_WHAT_GC) && !thread->gc_begin_ns;
 	u64 taken = begins || (long_before * 15 & thread->trust) ||

@@ -164,11 +164,9 @@ INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 		END(WALK_CUT);
 }
 
-/* Whether the thread holds the GIL, and collects garbage. */
-INLINE u32 interpreter_flags(struct argus_python *py, u64 state)
+INLINE u32 holds_gil(struct argus_python *py, u64 state)
 {
 	u64 gil[2] = {};
-	u32 collecting = 0;
 	if (!py->gil_holder)
 		return 0;
 	if (py->gil_locked == py->gil_holder + 8) {
@@ -181,11 +179,19 @@ INLINE u32 interpreter_flags(struct argus_python *py, u64 state)
 		if (py->gil_locked && read(&gil[1], 4, py->gil_locked) != 0)
 			return 0;
 	}
-	if (gil[0] != state || !(u32)gil[1])
+	return gil[0] == state && (u32)gil[1];
+}
+
+/* Whether the thread holds the GIL, and collects garbage: ARGUS_WHAT_*. Who collects is seen while it holds the GIL; one of
+ * gc.callbacks may give it away meanwhile, and nobody else collects before this one is done. */
+INLINE u32 interpreter_flags(struct argus_python *py, struct thread *thread, u64 state)
+{
+	u32 flags = holds_gil(py, state) ? ARGUS_WHAT_GIL : 0, collecting = 0;
+	if (!flags && !thread->gc_begin_ns)
 		return 0;
 	if (py->gc_collecting && read(&collecting, 4, py->gc_collecting) == 0 && collecting)
-		return ARGUS_WHAT_GIL | ARGUS_WHAT_GC;
-	return ARGUS_WHAT_GIL;
+		flags |= ARGUS_WHAT_GC;
+	return flags;
 }
 
 /* Begins to take the current thread's stack. s->flags: ARGUS_STACK_* known before. s->what: gets ARGUS_WHAT_GIL and
@@ -209,7 +215,7 @@ INLINE void begin_stack(struct scratch *s, struct target *target, struct thread 
 	u64 state = thread_state(s, py, thread, tid, now);
 	if (state) {
 		s->walked = state;
-		s->what |= interpreter_flags(py, state);
+		s->what |= interpreter_flags(py, thread, state);
 		begin_walk(s, py);
 	} else if (thread->unreadable) {
 		*(volatile u32 *)&s->result = WALK_FAULT;

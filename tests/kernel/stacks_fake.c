@@ -47,7 +47,9 @@ static void *listen_to(void *unused)
 {
 	char line[16];
 	while (fgets(line, sizeof(line), stdin)) {
-		runtime.collecting = line[0] == '1';
+		/* 2: it collects still, and another thread has the GIL */
+		runtime.gil_locked = line[0] != '2';
+		runtime.collecting = line[0] != '0';
 		printf("collecting %d\n", runtime.collecting);
 	}
 	return unused;

@@ -933,6 +933,35 @@ def test_a_pause_for_garbage_lasts_from_its_first_to_its_last_sample(
         assert int(pause["stack"]) in seen.stacks
 
 
+def test_a_collecting_thread_without_the_gil_collects_still(
+    fast: StackProbes, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """One of gc.callbacks gives the GIL away and takes it again; of a thread that never had it, nothing is known."""
+    fake = Fake(fast, start("fake", "gc", 5))
+    pid, seen = fake.process.pid, fake.seen
+    fast.set_python(pid, fake.layout)
+    fast.add_target(pid)
+
+    def samples(what: int) -> int:
+        rows = seen.of(pid)
+        return int(rows["count"][(rows["what"] & (records.WHAT_GIL | records.WHAT_GC)) == what].sum())
+
+    gil, gc = records.WHAT_GIL, records.WHAT_GC
+    turned = []
+    # 0: it does not collect, 1: it does, 2: and another thread has the GIL.
+    for line, what in (("2", 0), ("0", gil), ("1", gil | gc), ("2", gc), ("1", gil | gc), ("0", gil)):
+        before = samples(what)
+        turned.append(time.monotonic_ns())
+        send_line(fake.process, line)
+        seen.wait(lambda b=before, w=what: samples(w) > b + 20)
+    wait_until(lambda: (seen.drain(), len(seen.pauses) >= 1)[1], what="a pause")
+    fast.remove_target(pid)
+    (pause,) = seen.pauses
+    assert turned[2] < pause["begin_ns"] < turned[3]
+    assert turned[5] < pause["after_ns"]
+    assert turned[4] < pause["end_ns"]
+
+
 def test_cpus_on_line() -> None:
     assert cpus_of("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
     assert cpus_of("0\n") == [0]
