@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -84,6 +84,14 @@ _COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
 """By number: whether a call is a collective."""
 
 
+@dataclass
+class Alignment:
+    """Of a job's communicators, of which some is done in each turn of the loop. ``took_s``: CPU time so far."""
+
+    parts: Generator[None, None, NDArray[np.void]]
+    took_s: float = 0.0
+
+
 @dataclass(eq=False)
 class Job:
     """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
@@ -139,6 +147,10 @@ class Job:
     losses: Tally[str] = field(default_factory=Tally)
     """What failed of this job alone, by counter (``Bulkheads.of``)."""
     groups_due: float = 0.0
+    alignment: Alignment | None = None
+    """Of its communicators, under way."""
+    alignment_rests: float = 0.0
+    """No other begins before this, ``time.monotonic()``: they take time."""
     _pulse_what: What = What.BACKWARD_BEGIN
     pulse_spans: list[tuple[int, int]] | None = None
     """When backward passes were seen, the end 0 as long as they are; None: throughout."""

@@ -11,6 +11,7 @@ processes is taken off. While an account is empty that is not done for them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -104,10 +105,14 @@ class Turns:
     def _alone(self) -> bool:
         return len(self._of_owners.left_s) - (UNKNOWN in self._of_owners.left_s) < 2
 
-    def may(self, owner: Owner) -> bool:
-        """Whether something may be done for an owner's processes now: always, if there is no other owner."""
+    def left_s(self, owner: Owner) -> float:
+        """So long something may be done for an owner's processes now: any time, if there is no other owner."""
         self._begin(owner)
-        return self._alone or (self._of_owners.left_s[owner] > 0 and self._of_users.left_s[owner[0]] > 0)
+        return math.inf if self._alone else min(self._of_owners.left_s[owner], self._of_users.left_s[owner[0]])
+
+    def may(self, owner: Owner) -> bool:
+        """Whether something may be done for them now."""
+        return self.left_s(owner) > 0
 
     @contextmanager
     def spending(self, owner: Owner) -> Iterator[None]:

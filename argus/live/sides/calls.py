@@ -17,10 +17,11 @@ from argus.live.job import Job, Member
 from argus.live.session import Session
 from argus.live.session_rows import SessionRows
 from argus.live.side import Counters, Side
+from argus.live.sides.alignment import INTERVAL_S
 from argus.live.sides.draining import CallRings, join_records
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.probing import ProbingSide
-from argus.live.sides.step_rows import GROUPS_INTERVAL_S, StepRows
+from argus.live.sides.step_rows import StepRows
 from argus.model import calls, event_kinds, records
 from argus.model.records import LOSS_COUNTERS
 from argus.semantics.steps.marks import Marks
@@ -159,6 +160,7 @@ class CallSide(Side):
             if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
                 self._rows.ranks_changed(now)
         with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
+        self._steps.begin_turn(now)
         members_of: dict[int, dict[int, Member]] = {}
         for pid, (job, member) in self._session.roster.by_pid.items():
             members_of.setdefault(id(job), {})[pid] = member
@@ -297,7 +299,7 @@ class CallSide(Side):
                 counted = chosen[new & event_kinds.has_count(chosen)]
                 job.ask_groups(member, np.unique(counted["comm"]).tolist())
                 job.handles |= handles
-                job.groups_due = min(job.groups_due, time.monotonic() + GROUPS_INTERVAL_S)
+                job.groups_due = min(job.groups_due, time.monotonic() + INTERVAL_S)
         return of_job
 
     def _count_collectives(self, job: Job, members: dict[int, Member], events: NDArray[np.void]) -> None:

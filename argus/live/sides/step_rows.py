@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.live.job import Job
 from argus.live.session import Session
+from argus.live.sides.alignment import Aligner
 from argus.live.sides.gpu_times import GpuSide
-from argus.model import records
-from argus.semantics.groups.communicators import RankCalls, find_groups, keep_alignment
+from argus.semantics.groups.communicators import keep_alignment
 from argus.semantics.groups.mesh import superseded
 from argus.semantics.phases.cpu import METHODS as PHASE_METHODS
 from argus.semantics.phases.cpu import PHASE, PHASES
 from argus.semantics.steps.by_calls import METHODS
 from argus.tables import arrow
 
-GROUPS_INTERVAL_S = 1.0
-"""How often the communicators are lined up while something about them is unknown."""
-GROUPS_SHARE = 0.02
-"""Of the time, for that, at most: a job of hundreds of ranks here takes a tenth of a second each time."""
-SETTLED_GROUPS_INTERVAL_S = 60.0
-"""The same once all is known; a communicator not seen before brings it forward."""
-SETTLED_CALLS = 256
-"""Collectives of each rank before an alignment counts as settled: dozens of steps."""
 SETTLE_NS = 10_000_000
 """Records of calls so long before the rings were read are in them: a probe writes within microseconds, unless it is
 preempted."""
@@ -42,6 +32,11 @@ class StepRows:
     def __init__(self, session: Session, gpu: GpuSide) -> None:
         self._session = session
         self._gpu = gpu
+        self._aligner = Aligner(session)
+
+    def begin_turn(self, now: float) -> None:
+        """A turn of the loop begins. ``now``: ``time.monotonic()``."""
+        self._aligner.begin_turn(now)
 
     def store(self, job: Job, now: float, drained_ns: int, *, final: bool) -> None:
         """Lines a job's communicators up when that is due, and stores the steps that are complete.
@@ -52,12 +47,12 @@ class StepRows:
             drained_ns: What was called before this has been fed, CLOCK_MONOTONIC.
             final: Nothing more will come.
         """
-        if now >= job.groups_due or final:
-            now = time.monotonic()
-            self._align(job)
-            took_s = time.monotonic() - now
-            every_s = SETTLED_GROUPS_INTERVAL_S if _settled(job) else GROUPS_INTERVAL_S
-            job.groups_due = now + max(every_s, took_s / GROUPS_SHARE)
+        found = self._aligner.run(job, now, final=final)
+        if found is not None:
+            try:
+                self._align(job, found)
+            finally:
+                self._aligner.rest(job)
         steps = job.steps(drained_ns - SETTLE_NS, final=final)
         if not len(steps):
             return
@@ -143,23 +138,9 @@ class StepRows:
                 },
             )
 
-    def _align(self, job: Job) -> None:
-        """Finds which handles on which ranks are one communicator, and stores what has changed."""
-        job.forget_old_communicators()
-        nothing = np.empty((0, 2), np.int64)
-        calls = [
-            RankCalls(
-                rank=rank,
-                collectives=recent,
-                sync_ts=job.syncs.get(rank, nothing)[:, 0],
-                sync_duration=job.syncs.get(rank, nothing)[:, 1],
-                control=job.control.get(rank, np.empty(0, records.CONTROL)),
-                named=job.named.get(rank, {}),
-                in_memory={comm: place for comm, place in job.places.get(rank, {}).items() if place is not None},
-            )
-            for rank, recent in sorted(job.recent.items())
-        ]
-        communicators = keep_alignment(find_groups(calls), job.communicators)
+    def _align(self, job: Job, found: NDArray[np.void]) -> None:
+        """Goes by the communicators that were found, and stores what has changed."""
+        communicators = keep_alignment(found, job.communicators)
         job.tracker.align(communicators)
         job.marked.align(communicators)
         same = np.array_equal(communicators, job.communicators)
@@ -203,10 +184,3 @@ class StepRows:
                 "superseded": np.repeat(np.array([0, 1], np.uint8), [len(job.mesh), len(guesses)]),
             },
         )
-
-
-def _settled(job: Job) -> bool:
-    """Whether every communicator seen is lined up, on enough calls to stay so."""
-    aligned = {(int(row["rank"]), int(row["comm"])) for row in job.communicators if not row["error"]}
-    calls_seen = min((len(recent) for recent in job.recent.values()), default=0)
-    return len(job.recent) == len(job.ranks()) and calls_seen >= SETTLED_CALLS and job.handles <= aligned

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,15 @@ COMMUNICATOR = np.dtype(
 NCCL_IN_PROGRESS = 7
 """ncclInProgress of ncclResult_t: a non-blocking communicator that is being made."""
 RECENT = 4096
-"""Newest calls of a communicator that are lined up: hundreds of steps, and a candidate costs microseconds."""
+"""Newest calls of a communicator that are lined up: hundreds of steps."""
+NEAREST = 8
+"""Offsets at which two ranks call at about the same time are compared call by call, so many at least: of a job with one
+call a step any offset is a candidate, and to compare a thousand calls takes 20 us."""
+NEAR_STEPS = 2.0
+"""Where synchronises are seen, those within so many times between two of them are, too: a rank may be late by most of a
+step."""
+MOST_NEAR = 512
+"""But no more than so many."""
 MIN_CALLS = 8
 """Fewer calls in common determine no offset."""
 VIOLATIONS = 0.05
@@ -341,15 +350,31 @@ def _signature(calls: _Calls) -> int:
     return _group_id(codes[uses >= MIN_PERIODS].tolist())
 
 
-def _candidates(a: _Calls, b: _Calls) -> Int:
-    """Offsets (a's number minus b's) at which some stretch of ``b`` equals one of ``a``, shape (k,)."""
+def _candidates(a: _Calls, b: _Calls, prefix: Prefix) -> Int:
+    """Offsets (a's number minus b's) at which some stretch of ``b`` equals one of ``a``, shape (k,). ``prefix``: of
+    ``a``'s codes."""
     width = max(1, min(64, len(b.codes) // 3, len(a.codes) // 3))
-    prefix = Prefix.of(a.codes)
     candidates = []
     for end in {len(b.codes), max(width, 2 * len(b.codes) // 3), max(width, len(b.codes) // 3)}:
         starts = np.flatnonzero(prefix.matches(b.codes[end - width : end].view(np.uint64)))
         candidates.append(a.seq[starts + width - 1] - b.seq[end - 1])
     return np.unique(np.concatenate(candidates))
+
+
+def _near(a: _Calls, b: _Calls, offsets: Int, *, synced: bool) -> Int:
+    """Of these offsets those at which the ranks call, or leave a call, at about the same time."""
+    if len(offsets) <= NEAREST:
+        return offsets
+    # In the middle of what both have at an offset.
+    first, last = np.maximum(b.seq[0], a.seq[0] - offsets), np.minimum(b.seq[-1], a.seq[-1] - offsets)
+    middle = (first + last) / 2
+    apart = np.abs(np.interp(middle + offsets, a.seq, a.ts - a.ts[0]) - np.interp(middle, b.seq, b.ts - a.ts[0]))
+    apart[last < first] = np.inf
+    number = NEAREST
+    if synced:
+        _, stretch = _waited(a.blocked, a.ts, a.end)
+        number = min(max(NEAREST, int(np.sum(apart <= NEAR_STEPS * stretch))), MOST_NEAR)
+    return np.sort(offsets[np.argsort(apart, kind="stable")[:number]])
 
 
 def _waited(blocked: Int, ts: Int, end: Int) -> tuple[float, float]:
@@ -369,8 +394,8 @@ class _Fit:
     error: str
 
 
-def _align(a: _Calls, b: _Calls) -> _Fit:
-    """The offset that makes call ``n`` of ``b`` call ``n + offset`` of ``a``.
+def _align(a: _Calls, b: _Calls, prefix: Prefix) -> _Fit:
+    """The offset that makes call ``n`` of ``b`` call ``n + offset`` of ``a``. ``prefix``: of ``a``'s codes.
 
     Call times cannot decide it: a rank that is late by 0.6 steps calls nearest to the *next* step of the others. Ends
     can, and causality can: nobody leaves a collective that somebody has not called yet.
@@ -392,7 +417,7 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
     least = max(MIN_CALLS, min(len(a.seq), len(b.seq)) // 4)
     fits: list[tuple[float, float, int]] = []
     least_uneven = np.inf
-    for offset in _candidates(a, b).tolist():
+    for offset in _near(a, b, _candidates(a, b, prefix), synced=synced).tolist():
         # Index of b's first call in a's lane.
         begin = int(b.seq[0] + offset - a.seq[0])
         low, high = max(begin, 0), min(begin + lane_b.shape[1], lane_a.shape[1])
@@ -451,7 +476,7 @@ def _join(
     *,
     several: bool = False,
     together: bool = False,
-) -> list[dict[tuple[int, int], _Row]]:
+) -> Generator[None, None, list[dict[tuple[int, int], _Row]]]:
     """Groups among handles with equal call sequences, one handle a rank, lined up against a reference.
 
     ``together``: they are known to be one communicator, whenever each was seen to call.
@@ -461,7 +486,10 @@ def _join(
     while left:
         reference = next((m for m in left if (m.rank, m.comm) in known), min(left, key=lambda m: m.rank))
         others = [m for m in left if m is not reference]
-        fits = [_align(reference, other) for other in others]
+        prefix, fits = Prefix.of(reference.codes), []
+        for other in others:
+            yield
+            fits.append(_align(reference, other, prefix))
         inside = np.ones(len(others), np.bool_)
         if several or 0 < size < len(left):
             inside = _together([fit.cost_ns for fit in fits], size - 1 if size > 0 else 0)
@@ -540,13 +568,27 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
         :data:`COMMUNICATOR` rows, ordered by rank and handle. ``error`` is why an alignment is unknown; such a row's
         ``seq_offset`` is a guess that nothing may rely on.
     """
+    finding = groups_in_parts(ranks)
+    while True:
+        try:
+            next(finding)
+        except StopIteration as done:
+            return cast("NDArray[np.void]", done.value)
+
+
+def groups_in_parts(ranks: Sequence[RankCalls]) -> Generator[None, None, NDArray[np.void]]:
+    """As :func:`find_groups`, which it returns, for those who have other things to do meanwhile: it can be left between
+    any two ranks, and gone on with later. What it was given must not change."""
     made, asked = _made(ranks)
     made |= _named(ranks)
     confirmed = _confirmed(ranks)
     for key, member in confirmed.items():
         asked[key] = member.rank, member.size
     rows = dict(made)
-    traffic = [calls for rank in ranks for calls in _traffic(rank)]
+    traffic = []
+    for rank_calls in ranks:
+        yield
+        traffic += _traffic(rank_calls)
     of = {(calls.rank, calls.comm): calls for calls in traffic}
     several = len({calls.rank for calls in traffic}) < len(traffic)
     # Known groups that lack ranks may be continued by handles that were there before Argus.
@@ -555,6 +597,7 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
     by_signature: dict[tuple[int, int], list[_Calls]] = defaultdict(list)
     by_place: dict[tuple[int, int], list[_Calls]] = defaultdict(list)
     for key, calls in of.items():
+        yield
         if key in confirmed and (key not in made or key in open_groups):
             by_place[confirmed[key].key, confirmed[key].size].append(calls)
         elif key not in made or key in open_groups:
@@ -580,11 +623,11 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
                     error = "several communicators of one rank have equal call sequences"
                     rows[calls.rank, calls.comm] = _Row(group, "traffic", -1, size, 0, error)
             continue
-        for group_rows in _join(members, made, size, several=several):
+        for group_rows in (yield from _join(members, made, size, several=several)):
             for key, row in group_rows.items():
                 rows.setdefault(key, row)
     for (_, size), members in by_place.items():
-        for group_rows in _join(members, made, size, together=True):
+        for group_rows in (yield from _join(members, made, size, together=True)):
             for key, row in group_rows.items():
                 row.joined_by = row.joined_by if key in made else "memory"
                 rows.setdefault(key, row)

@@ -41,6 +41,7 @@ CLASSES = {
     "live/session": ("Session",),
     "live/session_rows": ("SessionRows",),
     "live/sides/calls": ("CallSide",),
+    "live/sides/alignment": ("Aligner",),
     "live/cost/budget": ("BudgetSide",),
     "live/signals": ("Signals",),
     "live/display/viewer": ("Viewer",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,14 @@ from argus.model.calls import BY_SYMBOL, CALLS, Layer
 from argus.model.groups import Membership, Place
 from argus.model.records import COLLECTIVE, CONTROL
 from argus.semantics.groups import communicators
-from argus.semantics.groups.communicators import APART, COMMUNICATOR, RankCalls, find_groups, keep_alignment
+from argus.semantics.groups.communicators import (
+    APART,
+    COMMUNICATOR,
+    RankCalls,
+    find_groups,
+    groups_in_parts,
+    keep_alignment,
+)
 from tests.builders.stored_job import known
 from tests.builders.synthetic_job import Fault, Job, Op, ddp, simulate
 
@@ -554,7 +561,51 @@ def test_a_wait_that_was_too_short_to_count_decides_nothing() -> None:
     assert lined_up(two_that_wait(slice(5, 6)))
 
 
+def test_many_waits_that_were_too_short_to_count_decide_nothing() -> None:
+    assert lined_up(two_that_wait(slice(0, 50, 4)))
+
+
 def test_ends_that_are_known_need_no_waits() -> None:
-    """Many of one rank's waits are too short to count, for a while; on the GPU all calls' ends are known."""
-    assert not lined_up(two_that_wait(slice(0, 50, 4)))
-    assert lined_up(two_that_wait(slice(0, 50, 4), ends=True))
+    """One rank calls late, and nobody waits where it is seen; on the GPU all calls' ends are known."""
+    for ends in (False, True):
+        ranks = two_that_wait(slice(0, 0), ends=ends)
+        ranks[1].collectives["ts_ns"] += ranks[1].sync_duration.astype(np.uint64) // 2
+        none = np.empty(0, np.int64)
+        assert lined_up([replace(calls, sync_ts=none, sync_duration=none) for calls in ranks]) == ends
+
+
+def test_the_cost_of_a_call_a_step_does_not_grow_with_the_steps_squared() -> None:
+    """Each call of one may be each of the other's: few are compared."""
+    compared = []
+    for steps in (200, 4000):
+        begun = np.arange(steps) * 50_000_000
+        ranks = []
+        for rank in (0, 1):
+            calls = np.zeros(steps, COLLECTIVE)
+            calls["ts_ns"], calls["seq"], calls["comm"], calls["count"] = begun + rank * 1000, np.arange(steps), 7, 9
+            calls["call"] = BY_SYMBOL["ncclAllReduce"].id
+            ranks.append(RankCalls(rank, calls, begun + 2000, np.full(steps, 10_000_000)))
+        seen = []
+
+        def near(*words: Any, seen: list[int] = seen, real: Any = communicators._near, **more: Any) -> Any:
+            chosen = real(*words, **more)
+            seen.append(len(chosen))
+            return chosen
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(communicators, "_near", near)
+            rows = find_groups(ranks)
+        assert rows["error"].tolist() == ["", ""]
+        compared.append(seen)
+    assert compared == [[8], [8]]
+
+
+def test_groups_can_be_found_a_part_at_a_time() -> None:
+    ranks = [replace(calls, rank=rank) for rank in range(3) for calls in two_that_wait(slice(0, 0))[:1]]
+    found = []
+
+    def left() -> Iterator[None]:
+        found.append((yield from groups_in_parts(ranks)))
+
+    assert sum(1 for _ in left()) >= 3 + 2  # ranks, and pairs
+    assert np.array_equal(found[0], find_groups(ranks))
