@@ -34,7 +34,7 @@ def subject_of(call: calls.Call) -> Subject | None:
     return SUBJECT_OF.get(call.kind)
 
 
-@dataclass
+@dataclass(eq=False)
 class Attachment:
     """Probes on one file, for one process or for all that map it.
 

@@ -330,6 +330,12 @@ class Probes:
             return 0, 0, 0
         return int(target["hits"][0]), int(target["refused"][0]), int(target["trap_ns"][0])
 
+    def spent_of_all(self) -> dict[int, tuple[int, int, int]]:
+        """The same of each process that is traced, by its PID."""
+        keys, values = self._module["targets"].read()
+        counts = (values.view(records.TARGET)[name][:, 0].tolist() for name in ("hits", "refused", "trap_ns"))
+        return dict(zip(keys.view("<u4")[:, 0].tolist(), zip(*counts, strict=True), strict=True))
+
     def over_share(self, pid: int) -> tuple[int, int, int]:
         """What a process was refused: calls that were not remembered until their exits, and collectives that were not
         numbered, since it or its owner had their share of the maps' room; records, since its owner had its share of a

@@ -251,8 +251,9 @@ class SessionRows:
             over_share: As ``write_coverage`` has it.
         """
         self._session.count_left_out()
+        of_processes = self._session.probes.spent_of_all()
         for pid, (_, member) in self._session.roster.by_pid.items():
-            member.refused = max(self._session.probes.spent(pid)[1], member.refused)
+            member.refused = max(of_processes.get(pid, (0, 0, 0))[1], member.refused)
             member.over_share = max(over_share(pid), member.over_share)
             member.calls_over_share = max(self._session.probes.over_share(pid), member.calls_over_share)
             without_slot = sum(each.lacks_slot for each in self._session.roster.attachments_of(member))

@@ -128,12 +128,16 @@ def test_prices_are_of_those_who_call_and_are_counted() -> None:
         by_pid={pid: (None, SimpleNamespace(pid=pid, ignored="it floods" if pid == 3 else "")) for pid in tables},
         attachments_of=lambda member: [member.pid],
     )
-    probes = SimpleNamespace(spent=lambda pid: (hits[pid], 0, 0), prices_of=lambda files: tables[files[0]])
+    probes = SimpleNamespace(prices_of=lambda files: tables[files[0]])
     side = BudgetSide.__new__(BudgetSide)
     side._session, side._hits = SimpleNamespace(roster=roster, probes=probes), {}  # type: ignore[assignment]
-    assert set(side._prices().now) == {1_000.0}
+
+    def prices() -> set[float]:
+        return set(side._prices({pid: (number, 0, 0) for pid, number in hits.items()}).now)
+
+    assert prices() == {1_000.0}
     hits[1] = 1_000
-    assert set(side._prices().now) == {9_000.0}, "since the last time it alone has called"
+    assert prices() == {9_000.0}, "since the last time it alone has called"
 
 
 def test_time_without_a_cpu_hides_nothing() -> None:
@@ -291,6 +295,7 @@ def test_a_process_pays_the_prices_of_the_files_that_it_maps(tmp_path: Path) -> 
         dear, cheap = (each.prices[launch] for each in attached)
         assert dear > 1.5 * cheap
         assert [probes.spent(process.pid)[::2] for process in processes] == [(100, 100 * dear), (3000, 3000 * cheap)]
+        assert probes.spent_of_all() == {process.pid: probes.spent(process.pid) for process in processes}
         dears, cheaps = (probes.prices_of([each]) for each in attached)
         assert CallPrices.mean([(dears, 0), (cheaps, 3000)]).now[launch] == cheap, "who does not call has no say"
         assert CallPrices.mean([(dears, 3000), (cheaps, 3000)]).now[launch] == pytest.approx((dear + cheap) / 2)

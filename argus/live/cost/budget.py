@@ -25,6 +25,8 @@ MOST_SHARE = 0.9
 """Of the job's time: more is not believed to be lost while all is probed."""
 COUNTED = ("hits", "hits_ignored", "marks", "stack_samples", "gpu_ops", "cupti_callback_ns")
 """Counters of sides that costs are computed from."""
+NOTHING_SPENT = (0, 0, 0)
+"""Of a process that the kernel side does not know (``Probes.spent``)."""
 
 
 class BudgetSide(Side):
@@ -133,7 +135,8 @@ class BudgetSide(Side):
         live = {member.target.pid for member in self._session.live()}
         owners = {pid: owner for pid, owner in owners.items() if pid in live}
         programs = probes.run_times()
-        prices, hits = self._prices(), probes.hits()
+        of_processes = probes.spent_of_all()
+        prices, hits = self._prices(of_processes), probes.hits()
         now = time.monotonic()  # reading rings may have taken longer than the time that is measured
         self.overhead.count_hits(hits, prices.now)
         able = None
@@ -142,7 +145,7 @@ class BudgetSide(Side):
                 owner: {rung for side in self._others for rung in side.reducible(owner)} for owner in {*owners.values()}
             }
         if len({*owners.values()}) > 1:
-            spent |= self._hits_by_owner(owners)
+            spent |= _hits_by_owner(owners, of_processes)
         changes_of_ladders = self.overhead.look(now, owners, programs, samplers, counted, able, spent)
         now_ns = time.monotonic_ns()
         for own in changes_of_ladders:
@@ -155,7 +158,7 @@ class BudgetSide(Side):
         plan = probing.plan
         apart = plan.windowed | plan.sampled
         on_ns = {subject: probing.on_ns[subject] if subject in apart else None for subject in SUBJECTS}
-        if self._ignore_heavy_processes(now):
+        if self._ignore_heavy_processes(now, of_processes):
             self.overhead.leave_out(programs, on_ns, probing.on_hits)
             return
         self.overhead.correct(probing.measured_share())
@@ -174,7 +177,7 @@ class BudgetSide(Side):
             self._apply_plan(changes, now)
         probing.weigh(self.overhead.pulse)
 
-    def _prices(self) -> CallPrices:
+    def _prices(self, of_processes: Mapping[int, tuple[int, int, int]]) -> CallPrices:
         """What calls cost now: of each process by the files that it maps, and by how much it has called."""
         probes, roster = self._session.probes, self._session.roster
         groups: dict[tuple[int, ...], tuple[list[Attachment], float]] = {}
@@ -184,17 +187,10 @@ class BudgetSide(Side):
                 continue  # its calls are not among those that are counted
             attachments = roster.attachments_of(member)
             key = tuple(map(id, attachments))
-            self._hits[pid] = probes.spent(pid)[0]
+            self._hits[pid] = of_processes.get(pid, NOTHING_SPENT)[0]
             new = max(self._hits[pid] - before.get(pid, 0), 0)
             groups[key] = attachments, new + groups.get(key, (attachments, 0))[1]
         return CallPrices.mean((probes.prices_of(files), new) for files, new in groups.values())
-
-    def _hits_by_owner(self, owners: Mapping[int, Owner]) -> dict[Part, Mapping[Owner, int]]:
-        """Hits of probes, which are what they cost an owner beside others."""
-        hits: Tally[Owner] = Tally()
-        for pid, owner in owners.items():
-            hits[owner] += self._session.probes.spent(pid)[0]
-        return {Part.CALLS: hits, Part.MARKS: hits}
 
     def _step_s(self) -> float:
         """How long a step takes, of the job with the longest; 0: not known."""
@@ -250,7 +246,7 @@ class BudgetSide(Side):
 
     # ---- whose calls are ignored
 
-    def _ignore_heavy_processes(self, now: float) -> bool:
+    def _ignore_heavy_processes(self, now: float, of_processes: Mapping[int, tuple[int, int, int]]) -> bool:
         """Ignores processes that take more than their share from others. Whether what was counted since the last time
         is to decide nothing else: it is not all of processes that stay."""
         before, spent = self._spent, {}
@@ -258,7 +254,7 @@ class BudgetSide(Side):
         for pid, (job, member) in self._session.roster.by_pid.items():
             if member.state != "traced" or member.ignored:
                 continue
-            hits, member.refused, trap_ns = self._session.probes.spent(pid)
+            hits, member.refused, trap_ns = of_processes.get(pid, NOTHING_SPENT)
             queued = queued_ns(pid)
             self._spent[pid] = now, hits, trap_ns, member.refused, queued
             if pid in before:
@@ -321,3 +317,13 @@ class BudgetSide(Side):
             self._session.started_ns,
         )
         return [*self.overhead.summary(several=self._several), *seen]
+
+
+def _hits_by_owner(
+    owners: Mapping[int, Owner], of_processes: Mapping[int, tuple[int, int, int]]
+) -> dict[Part, Mapping[Owner, int]]:
+    """Hits of probes, which are what they cost an owner beside others."""
+    hits: Tally[Owner] = Tally()
+    for pid, owner in owners.items():
+        hits[owner] += of_processes.get(pid, NOTHING_SPENT)[0]
+    return {Part.CALLS: hits, Part.MARKS: hits}

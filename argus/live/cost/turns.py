@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 from argus.model.losses import UNKNOWN, Owner
@@ -114,14 +114,9 @@ class Turns:
         """Whether something may be done for them now."""
         return self.left_s(owner) > 0
 
-    @contextmanager
-    def spending(self, owner: Owner) -> Iterator[None]:
+    def spending(self, owner: Owner) -> AbstractContextManager[None]:
         """What the thread does within is done for an owner's processes."""
-        begun_s = self._clock()
-        try:
-            yield
-        finally:
-            self.spend(owner, self._clock() - begun_s)
+        return _Spending(self, owner, self._clock)
 
     def spend(self, owner: Owner, seconds: float) -> None:
         """Takes off what was spent, s: of who has it to itself nothing, since nobody had to wait."""
@@ -129,3 +124,19 @@ class Turns:
         if not self._alone:
             self._of_owners.left_s[owner] -= seconds
             self._of_users.left_s[owner[0]] -= seconds
+
+
+class _Spending(AbstractContextManager[None]):
+    """Takes off what is spent within. It is entered for each process in each turn."""
+
+    __slots__ = ("_begun_s", "_clock", "_owner", "_turns")
+
+    def __init__(self, turns: Turns, owner: Owner, clock: Callable[[], float]) -> None:
+        self._turns, self._owner, self._clock = turns, owner, clock
+        self._begun_s = 0.0
+
+    def __enter__(self) -> None:
+        self._begun_s = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.spend(self._owner, self._clock() - self._begun_s)

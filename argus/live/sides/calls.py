@@ -291,7 +291,7 @@ class CallSide(Side):
             chosen = np.ascontiguousarray(chosen[np.argsort(chosen["ts_ns"], kind="stable")])
             job.feed(member, None, chosen)
             before = job.recent.get(member.rank)
-            joined = chosen if before is None else np.concatenate([before, chosen])
+            joined = chosen if before is None else np.concatenate([before, chosen], dtype=chosen.dtype)
             job.recent[member.rank] = joined[-KEEP_COLLECTIVES:]
             handles = {(member.rank, comm) for comm in np.unique(chosen["comm"]).tolist()}
             if not handles <= job.handles:

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.attachment import Subject, subject_of
+from argus.capture.attachment import Attachment, Subject, subject_of
 from argus.capture.probes import Window
 from argus.live.cost.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET, PATIENCE, Part, Plan, Rung
 from argus.live.coverage import Seen
@@ -504,29 +504,26 @@ class ProbingSide(Side):
 
     def observed(self, members: Sequence[Member]) -> dict[int, dict[str, Seen]]:
         """What is probed in the files that each process maps."""
-        return {member.target.pid: self._observed(member) for member in members}
+        of = self._session.roster.attachments_of
+        keys = {member.target.pid: (member.ignored, tuple(of(member))) for member in members}
+        alike = {key: self._observed(*key) for key in {*keys.values()}}
+        return {pid: alike[key] for pid, key in keys.items()}
 
-    def _observed(self, member: Member) -> dict[str, Seen]:
+    def _observed(self, ignored: str, attached: Sequence[Attachment]) -> dict[str, Seen]:
         observed: dict[str, Seen] = {}
-        attached = self._session.roster.attachments_of(member)
         refused = self._session.probes.refused
         for signal, subjects in _SIGNALS.items():
             probed = [seen for each in attached for subject in subjects if (seen := each.seen(subject)) is not None]
             if not probed:
                 continue
-            if member.ignored:
-                observed[signal] = Seen(0.0, 0, member.ignored)
+            if ignored:
+                observed[signal] = Seen(0.0, 0, ignored)
             elif (windows := self.seen(subjects)) is not None:
                 observed[signal] = windows
             else:
                 why = next((refused[subject] for subject in subjects if subject in refused), "")
-                observed[signal] = Seen() if all(probed) else Seen(0.0, 0, why or self._why_not(signal))
+                observed[signal] = Seen() if all(probed) else Seen(0.0, 0, why or _why_not(signal, self.plan))
         return observed
-
-    def _why_not(self, signal: str) -> str:
-        if signal == "products" and Rung.PRODUCTS not in self.plan.rungs:
-            return "GPU times are off"
-        return "what it would cost is above --max-overhead"
 
     def seen(self, subjects: Iterable[Subject]) -> Seen | None:
         """How much of subjects is seen; None: as they are probed."""
@@ -601,3 +598,9 @@ def seen_calls(events: NDArray[np.void]) -> NDArray[np.void]:
     else:
         out["code"] = collective_codes(events)
     return out
+
+
+def _why_not(signal: str, plan: Plan) -> str:
+    if signal == "products" and Rung.PRODUCTS not in plan.rungs:
+        return "GPU times are off"
+    return "what it would cost is above --max-overhead"
