@@ -346,13 +346,14 @@ class Roster:
         self.past["launches"] += member.launches
         self.past["collectives"] += member.collectives
 
-    def take_over(self, now: float, linger_s: float) -> list[Job]:
+    def take_over(self, now: float, linger_s: float, most: int | None = None) -> list[Job]:
         """Forgets the oldest jobs that have been over for so long and whose ranks have started again, or that have been
         over for ``KEPT_OVER_S``, and returns them. The newest ``KEPT_OVER`` stay.
 
         Args:
             now: ``time.monotonic()``.
             linger_s: For so long their last rows may come.
+            most: So many at once; None: all.
         """
         current = {id(job) for job in self._current.values()}
         over = [
@@ -360,7 +361,7 @@ class Roster:
             for job in self.jobs
             if job.over_since and (id(job) not in current or now - job.over_since > KEPT_OVER_S)
         ]
-        gone = [job for job in over[:-KEPT_OVER] if now - job.over_since > linger_s]
+        gone = [job for job in over[:-KEPT_OVER] if now - job.over_since > linger_s][:most]
         for job in gone:
             self.jobs.remove(job)
             if self._current.get(job.name) is job:

@@ -64,6 +64,8 @@ IDLE_LOOK_INTERVAL_S = 1.0
 IDLE_SLACK_S = 0.5
 """While no calls are probed, what is due so soon is done at once: half of the intervals, or each would have turns of
 its own for ever."""
+FORGOTTEN_AT_ONCE = 16
+"""Jobs that are forgotten in one look: each has last rows, which take a millisecond or two."""
 QUICK_LOOK_INTERVAL_S = 0.05
 """How often a young child is looked at until it has loaded a library: calls before that go unseen."""
 FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
@@ -410,9 +412,13 @@ class Tracer:
 
     def _forget_jobs(self, now: float) -> None:
         """Stores the last of jobs whose ranks have started again long ago, and forgets them."""
-        for job in self._roster.take_over(now, OVER_S):
-            self._rows.write_job(job, ended=True)
-            self._write_coverage([job])
+        over = self._roster.take_over(now, OVER_S, FORGOTTEN_AT_ONCE)
+        for job in over:
+            with self.bulkheads.job(job):
+                self._rows.write_job(job, ended=True)
+        if over:
+            self._write_coverage(over)
+        for job in over:
             self._rows.forget(job)
             self._signals.forget(job)
             for side in self.sides:

@@ -548,6 +548,28 @@ def test_a_process_whose_libraries_cannot_be_read_is_left_alone(monkeypatch: pyt
     assert session.bulkheads.counters == {"processes_quarantined": 1}
 
 
+def test_jobs_that_are_forgotten_together_have_their_last_rows_and_the_counters_are_read_once(tracer: Any) -> None:
+    """Thousands may end in one second: a few are forgotten in each look. One that fails costs itself."""
+    over = [Job(f"over {number}", 1) for number in range(5)]
+    written: list[Job] = []
+    forgotten: list[Job] = []
+    tracer._roster.take_over.side_effect = lambda now, linger_s, most: over if most < 50 else pytest.fail("so many")
+
+    def write_job(job: Job, *, ended: bool) -> None:
+        if job is over[1]:
+            raise ValueError("a planted fault")
+        written.append(job)
+
+    tracer._rows.write_job, tracer._rows.forget = write_job, forgotten.append
+    tracer.rows.clear()
+    tracer._forget_jobs(1000.0)
+    assert [rows["job"] for rows in tracer.rows["coverage"]] == [job.name for job in over]
+    assert written == [job for job in over if job is not over[1]]
+    assert tracer.session.probes.spent_of_all.call_count == 1
+    assert forgotten == over
+    assert over[1].losses == {"job_turns_failed": 1}
+
+
 def test_a_job_that_comes_again_after_it_was_forgotten_is_a_new_run() -> None:
     session = a_session(run=5)
     session.probes = MagicMock()

@@ -67,7 +67,9 @@ def test_a_job_that_did_not_start_again_is_remembered_for_ten_minutes(roster: Ro
     over = max(job.over_since for job in roster.jobs)
     assert roster.take_over(over + 500, 10.0) == []
     assert len(roster.jobs) == 3 * KEPT_OVER
-    gone = roster.take_over(over + 700, 10.0)
+    gone = roster.take_over(over + 700, 10.0, most=5)
+    assert [job.name for job in gone] == [f"job {number}" for number in range(5)], "the others in the next looks"
+    gone += roster.take_over(over + 700, 10.0)
     assert [job.name for job in gone] == [f"job {number}" for number in range(2 * KEPT_OVER)]
     assert len(roster._current) == len(roster.jobs) == KEPT_OVER, "the newest stay for the summary"
     assert roster.past["jobs"] == 2 * KEPT_OVER
