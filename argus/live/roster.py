@@ -347,13 +347,12 @@ class Roster:
         self.past["collectives"] += member.collectives
 
     def take_over(self, now: float, linger_s: float, most: int | None = None) -> list[Job]:
-        """Forgets the oldest jobs that have been over for so long and whose ranks have started again, or that have been
-        over for ``KEPT_OVER_S``, and returns them. The newest ``KEPT_OVER`` stay.
+        """Forgets the oldest jobs, ``most`` or all, that have been over for so long and whose ranks have started again,
+        or that have been over for ``KEPT_OVER_S``, and returns them. The newest ``KEPT_OVER`` stay.
 
         Args:
             now: ``time.monotonic()``.
             linger_s: For so long their last rows may come.
-            most: So many at once; None: all.
         """
         current = {id(job) for job in self._current.values()}
         over = [

@@ -52,6 +52,12 @@ class SessionRows:
         self._host_cpu = HostCpuReader()
         self._ranks_changed, self._ranks_due = False, 0.0
 
+    def write_ended(self, jobs: Sequence[Job]) -> None:
+        """Jobs that will have no more rows. What fails for one costs it alone."""
+        for job in jobs:
+            with self._session.bulkheads.job(job):
+                self.write_job(job, ended=True)
+
     def write_job(self, job: Job, *, ended: bool = False) -> None:
         """A job; ``ended``: it will have no more rows."""
         members = job.ranks()

@@ -413,9 +413,7 @@ class Tracer:
     def _forget_jobs(self, now: float) -> None:
         """Stores the last of jobs whose ranks have started again long ago, and forgets them."""
         over = self._roster.take_over(now, OVER_S, FORGOTTEN_AT_ONCE)
-        for job in over:
-            with self.bulkheads.job(job):
-                self._rows.write_job(job, ended=True)
+        self._rows.write_ended(over)
         if over:
             self._write_coverage(over)
         for job in over:
@@ -490,9 +488,7 @@ class Tracer:
         self._calls.seen_ns = session.end_ns
         with part("the last rows"):
             self._rows.write_ranks()
-        for job in self.jobs:
-            with self.bulkheads.job(job):
-                self._rows.write_job(job, ended=True)
+        self._rows.write_ended(self.jobs)
         with part("coverage"):
             self._write_coverage()
         with part("host usage"):
