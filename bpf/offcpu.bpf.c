@@ -44,7 +44,8 @@ INLINE void come_back(struct thread *thread, u32 tid, u64 when, u64 now)
 	u64 since = thread->off_ns;
 	u64 ns = when - since;
 	thread->off_ns = 0;
-	if (thread->gc_begin_ns && (thread->off_what & ARGUS_WHAT_GC))
+	/* It cannot have begun another one; without the GIL another thread can. */
+	if (thread->gc_begin_ns && (thread->off_what & ARGUS_WHAT_GC) && (thread->off_what & ARGUS_WHAT_GIL))
 		thread->gc_end_ns = when;
 	if (thread->sample_ns == since)
 		thread->sample_ns = when; /* what was seen when it went is as it was */
@@ -139,7 +140,7 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 	if (preempted && thread->state) {
 		struct argus_python *py = pythons.lookup(&tgid);
 		if (py)
-			flags = interpreter_flags(py, thread, thread->state);
+			flags = interpreter_flags(py, thread, thread->state, now);
 	}
 	u64 begins = (flags & ARGUS_WHAT_GC) && !thread->gc_begin_ns;
 	u64 taken = begins || (long_before * 15 & thread->trust) ||

@@ -182,12 +182,13 @@ INLINE u32 holds_gil(struct argus_python *py, u64 state)
 	return gil[0] == state && (u32)gil[1];
 }
 
-/* Whether the thread holds the GIL, and collects garbage: ARGUS_WHAT_*. Who collects is seen while it holds the GIL; one of
- * gc.callbacks may give it away meanwhile, and nobody else collects before this one is done. */
-INLINE u32 interpreter_flags(struct argus_python *py, struct thread *thread, u64 state)
+/* Whether the thread holds the GIL, and collects garbage: ARGUS_WHAT_*. Who collects is seen while it holds the GIL. One of
+ * gc.callbacks may give it away meanwhile: nobody else collects before this one is done, so that soon after it is the
+ * same one. */
+INLINE u32 interpreter_flags(struct argus_python *py, struct thread *thread, u64 state, u64 now)
 {
 	u32 flags = holds_gil(py, state) ? ARGUS_WHAT_GIL : 0, collecting = 0;
-	if (!flags && !thread->gc_begin_ns)
+	if (!flags && (!thread->gc_begin_ns || now > thread->gc_end_ns + GIVEN_AWAY_NS))
 		return 0;
 	if (py->gc_collecting && read(&collecting, 4, py->gc_collecting) == 0 && collecting)
 		flags |= ARGUS_WHAT_GC;
@@ -215,7 +216,7 @@ INLINE void begin_stack(struct scratch *s, struct target *target, struct thread 
 	u64 state = thread_state(s, py, thread, tid, now);
 	if (state) {
 		s->walked = state;
-		s->what |= interpreter_flags(py, thread, state);
+		s->what |= interpreter_flags(py, thread, state, now);
 		begin_walk(s, py);
 	} else if (thread->unreadable) {
 		*(volatile u32 *)&s->result = WALK_FAULT;

@@ -49,6 +49,7 @@ static long (*argus_get_stack)(void *ctx, void *to, u32 size, u64 flags) = (void
 #define TARGET_BITS 32768
 #define THREADS_A_PAGE 4096
 
+#define GIVEN_AWAY_NS 100000000ull /* a thread that collects may be without the GIL for so long */
 #define LONG_SITES 8
 #define TRUST_SHIFT 23 /* ns: 8 ms */
 #define FORGET_NS (1ull << 33) /* sites of long ago count less: all are halved when one has so much */

@@ -86,9 +86,19 @@ _COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
 
 @dataclass
 class Alignment:
-    """Of a job's communicators, of which some is done in each turn of the loop. ``took_s``: CPU time so far."""
+    """Of a job's communicators: it waits for its turn, is under way, or is found.
 
-    parts: Generator[None, None, NDArray[np.void]]
+    Attributes:
+        parts: What does some of it each time; None: it has not begun.
+        gone: Rank and handle of communicators that were forgotten since it began: what has their addresses now is
+            another.
+        found: ``COMMUNICATOR`` rows; None: not yet.
+        took_s: CPU time so far.
+    """
+
+    parts: Generator[None, None, NDArray[np.void]] | None = None
+    gone: set[tuple[int, int]] = field(default_factory=set)
+    found: NDArray[np.void] | None = None
     took_s: float = 0.0
 
 
@@ -148,7 +158,6 @@ class Job:
     """What failed of this job alone, by counter (``Bulkheads.of``)."""
     groups_due: float = 0.0
     alignment: Alignment | None = None
-    """Of its communicators, under way."""
     alignment_rests: float = 0.0
     """No other begins before this, ``time.monotonic()``: they take time."""
     _pulse_what: What = What.BACKWARD_BEGIN
@@ -449,6 +458,8 @@ class Job:
             self._forget_communicators(gone)
 
     def _forget_communicators(self, gone: set[tuple[int, int]]) -> None:
+        if self.alignment is not None and self.alignment.parts is not None:
+            self.alignment.gone |= gone
         for rank, comm in gone:
             self.traffic.pop((rank, comm), None)
             self.named.get(rank, {}).pop(comm, None)
@@ -518,6 +529,8 @@ class Job:
                 self.ended.add(key)
             elif CALLS[call].kind in ("comm_init", "comm_split"):
                 self.places.get(rank, {}).pop(handle, None)  # another object has had this address
+                if self.alignment is not None and self.alignment.parts is not None:
+                    self.alignment.gone.add(key)
                 if key in self.ended:
                     self._forget_communicators({key})
         before = self.control.get(rank, np.empty(0, records.CONTROL))

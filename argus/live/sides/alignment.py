@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +21,23 @@ from argus.semantics.groups.communicators import RankCalls, groups_in_parts
 INTERVAL_S = 1.0
 """How often the communicators are lined up while something about them is unknown."""
 JOB_SHARE = 0.02
-"""Of the time, for that, at most: a job of hundreds of ranks here takes a tenth of a second each time."""
+"""Of the time, for that, at most: a job of hundreds of ranks here takes up to a second each time."""
 SETTLED_INTERVAL_S = 60.0
 """The same once all is known; a communicator not seen before brings it forward."""
 SETTLED_CALLS = 256
 """Collectives of each rank before an alignment counts as settled: dozens of steps."""
-TURN_S = 0.03
-"""CPU time in each turn of the loop for all owners' jobs, in equal parts: rings wait so long. Lining two ranks up takes
-a millisecond or two, and whoever has a turn does so once."""
-OF_LOOP, SAVED_S = 0.1, 0.5
-"""Share of the loop's time for all owners' jobs together, and what an owner has saved (``Turns``)."""
+OF_LOOP, TURN_S = 0.25, 0.03
+"""Share of the loop's time for all jobs, and CPU time at once: rings wait so long. A part of a job, one rank or two,
+takes a millisecond or two."""
+SAVED_S = 0.5
+"""What an owner has saved of that (``Turns``)."""
 LAST_S = 2.0
 """What an owner has saved for when its jobs end, or the trace does: then it is done at once."""
 
 
 class Aligner:
-    """Finds which handles on which ranks are one communicator.
+    """Finds which handles on which ranks are one communicator. Owners have a part in turns; of an owner, the job that
+    has waited for longest.
 
     Args:
         session: The trace. ``communicators_over_share``: jobs of which the last alignment was left out.
@@ -41,18 +46,27 @@ class Aligner:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._turns = Turns(OF_LOOP, SAVED_S)
-        self._left_s: dict[Owner, float] = {}
         self._last_turns = Turns(OF_LOOP, LAST_S)
+        self._left_s = TURN_S
+        self._begun = 0.0
+        self._waiting: dict[Owner, deque[Job]] = {}
+
+    def go_on(self, now: float) -> None:
+        """Goes on with what is under way, in a turn of the loop that only drains. ``now``: ``time.monotonic()``."""
+        if self._waiting:
+            self.begin_turn(now)
 
     def begin_turn(self, now: float) -> None:
-        """A turn of the loop begins. ``now``: ``time.monotonic()``."""
-        owners = {job.owner for job in self._session.roster.jobs}
-        self._left_s = dict.fromkeys(owners, TURN_S / max(len(owners), 1))
+        """A turn of the loop begins: what is under way goes on. ``now``: ``time.monotonic()``."""
+        elapsed_s, self._begun = now - self._begun, now
+        self._left_s = min(self._left_s + OF_LOOP * elapsed_s, TURN_S)
+        owners = {job.owner for job in self._session.roster.jobs if not job.finished}
         for turns in (self._turns, self._last_turns):
             turns.fill({UNKNOWN, *owners}, now)
+        self._do_parts()
 
     def run(self, job: Job, now: float, *, final: bool) -> NDArray[np.void] | None:
-        """Goes on with a job, if that is due.
+        """Begins with a job, if that is due.
 
         Args:
             job: The job.
@@ -60,46 +74,85 @@ class Aligner:
             final: Nothing more will come: to the end.
 
         Returns:
-            ``COMMUNICATOR`` rows, once all are found; then :meth:`rest` is due. None: not due, or not there yet.
+            ``COMMUNICATOR`` rows, once all are found: to be used within :meth:`using`. None: not due, or not there yet.
         """
-        alignment = None if final else job.alignment
-        if alignment is None:
-            if not final and now < max(job.groups_due, job.alignment_rests):
-                return None
-            alignment = job.alignment = Alignment(groups_in_parts(_known(job)))
-            job.groups_due = np.inf
-        turns = self._last_turns if final else self._turns
-        left_s = turns.left_s(job.owner) if final else min(turns.left_s(job.owner), self._left_s.get(job.owner, TURN_S))
-        begun_s, spent_s = time.thread_time(), 0.0
-        found = None
+        if final:
+            self._finish(job)
+        elif job.alignment is None and now >= max(job.groups_due, job.alignment_rests):
+            job.alignment, job.groups_due = Alignment(), math.inf
+            self._waiting.setdefault(job.owner, deque()).append(job)
+            self._do_parts()
+        alignment = job.alignment
+        if alignment is None or alignment.found is None:
+            return None
+        keys = zip(alignment.found["rank"].tolist(), alignment.found["comm"].tolist(), strict=True)
+        return np.asarray(alignment.found[[key not in alignment.gone for key in keys]])
+
+    @contextmanager
+    def using(self, job: Job) -> Iterator[None]:
+        """Within, what was found becomes ``job.communicators``. Then the job rests until something is due again."""
+        alignment, begun_s = job.alignment, time.thread_time()
+        assert alignment is not None
         try:
-            while found is None and spent_s < left_s:
-                try:
-                    next(alignment.parts)
-                except StopIteration as done:
-                    found = done.value
-                spent_s = time.thread_time() - begun_s
-        except BaseException:
+            yield
+        finally:
+            self._spend(job, alignment, begun_s, self._turns)
+            now = time.monotonic()
+            every_s = SETTLED_INTERVAL_S if _settled(job) else INTERVAL_S
             job.alignment = None
-            raise
+            job.alignment_rests = now + alignment.took_s / JOB_SHARE
+            job.groups_due = min(job.groups_due, now + every_s)  # sooner, if it was asked for meanwhile
+
+    def _do_parts(self) -> None:
+        while self._left_s > 0:
+            owner = next((owner for owner in self._waiting if self._turns.may(owner)), None)
+            if owner is None:
+                return
+            jobs = self._waiting.pop(owner)
+            if self._part(jobs[0], self._turns):
+                jobs.popleft()
+            if jobs:
+                self._waiting[owner] = jobs  # behind the others
+
+    def _part(self, job: Job, turns: Turns) -> bool:
+        """Does some of it. Returns whether that was the last; what fails is tried again later."""
+        over = True
+        with self._session.bulkheads.job(job):
+            alignment, begun_s = job.alignment, time.thread_time()
+            assert alignment is not None
+            try:
+                if alignment.parts is None:
+                    alignment.parts = groups_in_parts(_known(job))
+                next(alignment.parts)
+                over = False
+            except StopIteration as done:
+                alignment.found = done.value
+            except BaseException:
+                job.alignment, job.groups_due = None, time.monotonic() + INTERVAL_S
+                raise
+            finally:
+                self._spend(job, alignment, begun_s, turns)
+        return over
+
+    def _spend(self, job: Job, alignment: Alignment, begun_s: float, turns: Turns) -> None:
+        spent_s = time.thread_time() - begun_s
         alignment.took_s += spent_s
         turns.spend(job.owner, spent_s)
-        if not final:
-            self._left_s[job.owner] = self._left_s.get(job.owner, TURN_S) - spent_s
-        if found is None and final:
-            job.alignment = None
-            self._session.losses.count("communicators_over_share", Whom(job))
-        return found
+        if turns is self._turns:
+            self._left_s -= spent_s
 
-    @staticmethod
-    def rest(job: Job) -> None:
-        """What was found is in ``job.communicators``: until something about them is due again."""
-        assert job.alignment is not None
-        now, took_s = time.monotonic(), job.alignment.took_s
-        every_s = SETTLED_INTERVAL_S if _settled(job) else INTERVAL_S
+    def _finish(self, job: Job) -> None:
+        """Does it with all that is known now, as far as there is time."""
+        for owner, jobs in list(self._waiting.items()):
+            self._waiting[owner] = deque(each for each in jobs if each is not job)
+            if not self._waiting[owner]:
+                del self._waiting[owner]
+        job.alignment = Alignment()
+        while self._last_turns.may(job.owner):
+            if self._part(job, self._last_turns):
+                return
         job.alignment = None
-        job.alignment_rests = now + took_s / JOB_SHARE
-        job.groups_due = min(job.groups_due, now + every_s)  # sooner, if it was asked for meanwhile
+        self._session.losses.count("communicators_over_share", Whom(job))
 
 
 def _known(job: Job) -> list[RankCalls]:

@@ -95,8 +95,9 @@ class CallSide(Side):
         self._rings = CallRings(self._session.probes.rings())
 
     def poll(self, now: float, slack_s: float = 0.0) -> None:
-        """Drains the rings."""
+        """Drains the rings, and goes on with communicators that are being lined up."""
         self.drain()
+        self._steps.go_on(now)
 
     def drain(self) -> None:
         """Reads what the rings hold, to be worked on later."""

@@ -35,8 +35,12 @@ class StepRows:
         self._aligner = Aligner(session)
 
     def begin_turn(self, now: float) -> None:
-        """A turn of the loop begins. ``now``: ``time.monotonic()``."""
+        """A turn begins. ``now``: ``time.monotonic()``."""
         self._aligner.begin_turn(now)
+
+    def go_on(self, now: float) -> None:
+        """Goes on with communicators that are being lined up, between turns. ``now``: ``time.monotonic()``."""
+        self._aligner.go_on(now)
 
     def store(self, job: Job, now: float, drained_ns: int, *, final: bool) -> None:
         """Lines a job's communicators up when that is due, and stores the steps that are complete.
@@ -49,10 +53,8 @@ class StepRows:
         """
         found = self._aligner.run(job, now, final=final)
         if found is not None:
-            try:
+            with self._aligner.using(job):
                 self._align(job, found)
-            finally:
-                self._aligner.rest(job)
         steps = job.steps(drained_ns - SETTLE_NS, final=final)
         if not len(steps):
             return

@@ -50,8 +50,10 @@ call a step any offset is a candidate, and to compare a thousand calls takes 20 
 NEAR_STEPS = 2.0
 """Where synchronises are seen, those within so many times between two of them are, too: a rank may be late by most of a
 step."""
-MOST_NEAR = 512
-"""But no more than so many."""
+MOST_NEAR, CUTS = 512, 8
+"""But no more than so many; of steps of more calls, those that agree with one of so many waits in the middle."""
+PLACES = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6)
+"""Where in what two ranks have in common it is looked how far apart they call, as shares of it."""
 MIN_CALLS = 8
 """Fewer calls in common determine no offset."""
 VIOLATIONS = 0.05
@@ -362,19 +364,30 @@ def _candidates(a: _Calls, b: _Calls, prefix: Prefix) -> Int:
 
 
 def _near(a: _Calls, b: _Calls, offsets: Int, *, synced: bool) -> Int:
-    """Of these offsets those at which the ranks call, or leave a call, at about the same time."""
+    """Of these offsets those at which the ranks call at about the same time."""
     if len(offsets) <= NEAREST:
         return offsets
-    # In the middle of what both have at an offset.
+    # At several places of what both have at an offset: one may be a pause, or calls that were not seen.
     first, last = np.maximum(b.seq[0], a.seq[0] - offsets), np.minimum(b.seq[-1], a.seq[-1] - offsets)
-    middle = (first + last) / 2
-    apart = np.abs(np.interp(middle + offsets, a.seq, a.ts - a.ts[0]) - np.interp(middle, b.seq, b.ts - a.ts[0]))
+    ts_a, ts_b = a.ts - a.ts[0], b.ts - a.ts[0]
+    places = [first + (last - first) * part for part in PLACES]
+    apart = np.median(
+        [np.abs(np.interp(at + offsets, a.seq, ts_a) - np.interp(at, b.seq, ts_b)) for at in places], axis=0
+    )
     apart[last < first] = np.inf
-    number = NEAREST
+    order, number = np.argsort(apart, kind="stable"), NEAREST
     if synced:
-        _, stretch = _waited(a.blocked, a.ts, a.end)
-        number = min(max(NEAREST, int(np.sum(apart <= NEAR_STEPS * stretch))), MOST_NEAR)
-    return np.sort(offsets[np.argsort(apart, kind="stable")[:number]])
+        stretch = max(_waited(calls.blocked, calls.ts, calls.end)[1] for calls in (a, b))
+        number = max(NEAREST, int(np.sum(apart <= NEAR_STEPS * stretch)))
+    chosen = order[:number]
+    if number > MOST_NEAR:
+        # Steps of many equal calls: those at which one of the waits of ``b`` follows the same call as one of ``a``.
+        cuts_a, cuts_b = (calls.seq[1:][np.diff(calls.end) != 0] for calls in (a, b))
+        middle = len(cuts_b) // 2
+        some = cuts_b[max(middle - CUTS // 2, 0) : middle + CUTS // 2]
+        cut_alike = chosen[np.isin(offsets[chosen], (cuts_a[:, None] - some[None]).ravel())]
+        chosen = (cut_alike if len(cut_alike) else chosen)[:MOST_NEAR]
+    return np.sort(offsets[chosen])
 
 
 def _waited(blocked: Int, ts: Int, end: Int) -> tuple[float, float]:

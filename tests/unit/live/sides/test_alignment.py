@@ -11,7 +11,9 @@ import pytest
 from argus.live.cost import turns
 from argus.live.job import Job
 from argus.live.sides import alignment
-from argus.live.sides.alignment import JOB_SHARE, LAST_S, TURN_S, Aligner
+from argus.live.sides.alignment import INTERVAL_S, JOB_SHARE, LAST_S, OF_LOOP, TURN_S, Aligner
+from argus.model.calls import BY_SYMBOL
+from argus.model.records import COLLECTIVE, CONTROL
 from argus.semantics.groups.communicators import COMMUNICATOR
 from tests.builders.sessions import a_session
 
@@ -25,12 +27,49 @@ class Time:
         self.cpu_s = 0.0
         self.now_s = 100.0
         self.parts = 0
+        self.fails = False
 
     def thread_time(self) -> float:
         return self.cpu_s
 
     def monotonic(self) -> float:
         return self.now_s
+
+
+class Loop:
+    """The loop of a trace, as far as it lines up."""
+
+    def __init__(self, at: Time, *jobs: Job) -> None:
+        self.at, self.jobs = at, list(jobs)
+        self.session = a_session(None, jobs=jobs)
+        self.session.roster.jobs = self.jobs
+        self.aligner = Aligner(self.session)
+        self.found_at: dict[int, list[float]] = {job.run: [] for job in jobs}
+        self.longest_s = 0.0
+
+    def turn(self, every_s: float = 0.5, *, drains: int = 0, final: bool = False) -> list[bool]:
+        """A turn so long after the last one, with so many before it that only drain: whose communicators were found."""
+        for _ in range(drains):
+            self.spend(every_s / (drains + 1), self.aligner.go_on)
+        self.spend(every_s / (drains + 1), self.aligner.begin_turn)
+        found = []
+        for job in [job for job in self.jobs if not job.finished]:
+            found.append(self.aligner.run(job, self.at.now_s, final=final) is not None)
+            if found[-1]:
+                self.found_at[job.run].append(self.at.now_s)
+                with self.aligner.using(job):
+                    pass
+        return found
+
+    def spend(self, every_s: float, what: Callable[[float], None]) -> None:
+        self.at.now_s += every_s
+        before = self.at.cpu_s
+        what(self.at.now_s)
+        self.longest_s = max(self.longest_s, self.at.cpu_s - before)
+
+    @property
+    def losses(self) -> list[int]:
+        return [self.session.losses.of(job).get("communicators_over_share", 0) for job in self.jobs]
 
 
 @pytest.fixture
@@ -43,6 +82,8 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Time:
             at.cpu_s += PART_S
             at.now_s += PART_S
             at.parts += 1
+            if at.fails:
+                raise ValueError("a planted fault")
             yield
         return np.zeros(1, COMMUNICATOR)
 
@@ -53,97 +94,147 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Time:
     return at
 
 
-@pytest.fixture
-def turn(at: Time) -> Callable[..., list[bool]]:
-    """A turn of the loop, half a second after the last one: whether each job's communicators were found in it."""
-    aligners: dict[int, tuple[Any, Aligner]] = {}
-
-    def turned(*jobs: Job, final: bool = False, losses: dict[str, int] | None = None) -> list[bool]:
-        session, aligner = aligners.setdefault(0, (made := a_session(None, jobs=jobs), Aligner(made)))
-        at.now_s += 0.5
-        aligner.begin_turn(at.now_s)
-        found = []
-        for job in jobs:
-            found.append(aligner.run(job, at.now_s, final=final) is not None)
-            if found[-1]:
-                aligner.rest(job)
-        if losses is not None:
-            losses |= {job.run: dict(session.losses.of(job)) for job in jobs}
-        return found
-
-    return turned
+def test_a_small_job_is_lined_up_at_once(at: Time) -> None:
+    assert Loop(at, Job("job", 8)).turn() == [True]
 
 
-def test_a_large_job_is_lined_up_over_several_turns(at: Time, turn: Callable[..., list[bool]]) -> None:
-    job, found = Job("job", 100), []
-    while not any(found):
-        before = at.parts
-        found += turn(job)
-        assert (at.parts - before) * PART_S <= TURN_S + 2 * PART_S
-    assert found == [False, False, False, True]
+@pytest.mark.parametrize(("every_s", "drains"), [(0.25, 4), (4.0, 80), (4.0, 8)])
+def test_a_large_job_is_lined_up_over_several_turns(at: Time, every_s: float, drains: int) -> None:
+    """As hundreds of ranks have it, whose turns are seconds apart: between them rings are drained."""
+    job = Job("job", 1300)
+    loop, begun_s = Loop(at, job), at.now_s
+    for _ in range(200):
+        if any(loop.turn(every_s, drains=drains)):
+            break
+    assert loop.longest_s <= TURN_S + 2 * PART_S
+    by_turns = 1300 * PART_S / TURN_S * every_s / (drains + 1)
+    assert at.now_s - begun_s <= 1.5 * max(1300 * PART_S / OF_LOOP, by_turns) + 2 * every_s
 
 
-def test_it_rests_so_that_it_takes_little_of_the_time(at: Time, turn: Callable[..., list[bool]]) -> None:
+def test_it_rests_so_that_it_takes_little_of_the_time(at: Time) -> None:
     """However often a communicator is made."""
     job = Job("job", 25)
-    begun = at.now_s
+    loop, begun_s = Loop(at, job), at.now_s
     for _ in range(200):
-        turn(job)
+        loop.turn()
         job.groups_due = 0.0
     assert at.parts >= 3 * 25
-    assert at.cpu_s <= JOB_SHARE * (at.now_s - begun) + 25 * PART_S
+    assert at.cpu_s <= JOB_SHARE * (at.now_s - begun_s) + 25 * PART_S
 
 
-def test_what_is_asked_for_while_it_is_under_way_is_done_after_it(at: Time, turn: Callable[..., list[bool]]) -> None:
+def test_what_is_asked_for_while_it_is_under_way_is_done_after_it(at: Time) -> None:
     job = Job("job", 50)
-    assert turn(job) == [False]
+    loop = Loop(at, job)
+    assert loop.turn() == [False]
     job.groups_due = 0.0  # one was made
-    assert turn(job) == [True]
-    found: list[bool] = []
-    while not any(found):
-        found += turn(job)
-        assert len(found) < 10
+    assert loop.turn() == [True]
+    assert any(loop.turn()[0] for _ in range(10))
 
 
-def test_an_owner_s_large_jobs_do_not_keep_another_s_waiting(at: Time, turn: Callable[..., list[bool]]) -> None:
-    large = [Job("large", 100_000, owner=(1000, "")) for _ in range(8)]
+def test_all_jobs_of_an_owner_have_their_turn(at: Time) -> None:
+    """More than there is time for: each has waited for as long as the others."""
+    loop = Loop(at, *(Job("job", 100 + number, owner=(1000, "")) for number in range(20)))
+    for _ in range(2000):
+        loop.turn(0.1)
+    times = [len(found) for found in loop.found_at.values()]
+    assert min(times) >= 0.8 * max(times) >= 5
+
+
+def test_only_the_job_that_is_under_way_holds_what_was_called(at: Time) -> None:
+    loop = Loop(at, *(Job("job", 100 + number, owner=(1000, "")) for number in range(20)))
+    loop.turn()
+    assert sum(job.alignment is not None and job.alignment.parts is not None for job in loop.jobs) == 1
+
+
+def test_an_owner_s_large_jobs_do_not_keep_another_s_waiting(at: Time) -> None:
     small = Job("small", 20, owner=(1001, ""))
-    found = [turn(*large, small)[-1] for _ in range(60)]
+    loop = Loop(at, *(Job("large", 100_000 + number, owner=(1000, "")) for number in range(8)), small)
+    found = [loop.turn()[-1] for _ in range(60)]
     assert True in found[:3]
 
 
-def test_the_last_time_it_is_done_at_once(at: Time, turn: Callable[..., list[bool]]) -> None:
-    """Of what is known then. Who has too much of it, beside others, is told so."""
-    alone = Job("alone", 100)
-    turn(alone)
-    assert turn(alone, final=True) == [True]
+def test_what_fails_is_tried_again(at: Time) -> None:
+    """And costs other jobs nothing."""
+    job, other = Job("job", 5), Job("other", 6)
+    loop = Loop(at, job, other)
+    at.fails = True
+    assert loop.turn() == [False, False]
+    assert (job.losses["job_turns_failed"], other.losses["job_turns_failed"]) == (1, 1)
+    at.fails = False
+    assert loop.turn(INTERVAL_S) == [True, True]
+
+
+def test_the_last_time_it_is_done_at_once(at: Time) -> None:
+    """Of what is known then."""
+    job = Job("job", 100)
+    loop = Loop(at, job)
+    loop.turn()
+    assert loop.turn(final=True) == [True]
     assert at.parts >= 100 + 30
-    assert alone.alignment is None
+    assert job.alignment is None
 
 
-def test_who_has_too_much_of_it_at_the_end_is_told(at: Time, turn: Callable[..., list[bool]]) -> None:
-    losses: dict[int, dict[str, int]] = {}
+def test_who_has_too_much_of_it_at_the_end_is_told(at: Time) -> None:
     large = [Job("large", 1500 + number, owner=(1000, "")) for number in range(3)]
-    small = Job("small", 20, owner=(1001, ""))
-    found = turn(*large, small, final=True, losses=losses)  # type: ignore[arg-type]
-    assert found == [True, False, False, True]
+    loop = Loop(at, *large, Job("small", 20, owner=(1001, "")))
+    loop.turn()
+    assert loop.turn(final=True) == [True, False, False, True]
     assert at.cpu_s <= 2 * LAST_S
-    assert [losses[job.run].get("communicators_over_share", 0) for job in (*large, small)] == [0, 1, 1, 0]
-    assert all(job.alignment is None for job in (*large, small))
+    assert loop.losses == [0, 1, 1, 0]
+    assert all(job.alignment is None for job in loop.jobs)
+
+
+def test_who_is_left_alone_by_jobs_that_ended_has_all_the_time(at: Time) -> None:
+    """They are remembered for a while."""
+    ended = Job("ended", 1, owner=(1001, ""))
+    ended.finished = True
+    loop = Loop(at, ended, Job("large", 5000, owner=(1000, "")))
+    loop.turn()
+    assert loop.turn(final=True) == [True]
+    assert loop.losses == [0, 0]
 
 
 def test_what_is_kept_is_of_owners_and_jobs_that_are_there(at: Time) -> None:
-    jobs = [Job("job", 100, owner=(1000 + number, "")) for number in range(20)]
-    session = a_session(None, jobs=jobs)
-    aligner = Aligner(session)
-    aligner.begin_turn(at.now_s)
-    for job in jobs:
-        assert aligner.run(job, at.now_s, final=False) is None
-    assert {job.alignment is None for job in jobs} == {False}
-    session.roster.jobs = jobs[:1]
-    aligner.begin_turn(at.now_s + 1)
-    assert list(aligner._left_s) == [(1000, "")]
-    for job in jobs[1:]:
-        aligner.run(job, at.now_s + 1, final=True)
-        aligner.rest(job)
-    assert [job.alignment is None for job in jobs] == [False, *[True] * 19]
+    loop = Loop(at, *(Job("job", 100, owner=(1000 + number, "")) for number in range(20)))
+    loop.turn()
+    assert len(loop.aligner._waiting) == 20
+    for job in loop.jobs[1:]:
+        loop.aligner.run(job, at.now_s + 1, final=True)
+        with loop.aligner.using(job):
+            pass
+    assert list(loop.aligner._waiting) == [(1000, "")]
+    assert [job.alignment is None for job in loop.jobs] == [False, *[True] * 19]
+
+
+def calls_of(rank: int, number: int, *, count: int) -> Any:
+    calls = np.zeros(number, COLLECTIVE)
+    calls["ts_ns"], calls["seq"], calls["comm"], calls["count"] = np.arange(number) * 10**8, np.arange(number), 7, count
+    calls["call"], calls["pid"] = BY_SYMBOL["ncclAllReduce"].id, rank
+    return calls
+
+
+def test_what_is_found_is_of_no_communicator_that_was_made_meanwhile() -> None:
+    """At the same address: the rows of the one before would be its own. New calls change nothing of what is under
+    way."""
+    job = Job("job", 1)
+    job.recent = {rank: calls_of(rank, 50, count=9) for rank in range(3)}
+    loop = Loop(Time(), job)
+    loop.aligner._left_s = 0.0
+    assert loop.aligner.run(job, 0.0, final=False) is None
+    assert not loop.aligner._part(job, loop.aligner._turns)
+    made = np.zeros(2, CONTROL)
+    made["handle"], made["call"] = 7, [BY_SYMBOL["ncclCommDestroy"].id, BY_SYMBOL["ncclCommInitRank"].id]
+    job.keep_control(1, made)
+    job.recent[2] = calls_of(2, 50, count=11)
+    while not loop.aligner._part(job, loop.aligner._turns):
+        pass
+    found = loop.aligner.run(job, 0.0, final=False)
+    assert found is not None
+    assert found["rank"].tolist() == [0, 2]
+    assert len(set(found["comm_group"].tolist())) == 1
+    with loop.aligner.using(job):
+        pass
+    job.recent[1] = calls_of(1, 50, count=9)
+    again = loop.aligner.run(job, 0.0, final=True)
+    assert again is not None
+    assert again["rank"].tolist() == [0, 1, 2]
