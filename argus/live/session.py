@@ -240,8 +240,10 @@ class Session:
             numbers: How much each stands for, shape (n,).
             lost: Which of them were lost, shape (n,).
         """
-        for pid in np.unique(pids[lost]).tolist():
-            number = int(numbers[lost & (pids == pid)].sum())
+        whose, places = np.unique(pids[lost], return_inverse=True)
+        counts = np.zeros(len(whose), np.int64)
+        np.add.at(counts, places, numbers[lost])
+        for pid, number in zip(whose.tolist(), counts.tolist(), strict=True):
             self.losses.count(counter, self.whom(pid), number=number)
 
     # ---- rows

@@ -72,7 +72,7 @@ FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 """How often counters become rows: at first, and later."""
 
 
-OVER_SHARE = ("rows_over_share", "look_ups_over_share", "processes_over_share", "communicators_over_share")
+OVER_SHARE = tuple(f"{what}_over_share" for what in ("rows", "look_ups", "processes", "communicators", "calls"))
 """Losses that are counted in ``Session.losses`` alone, of no side's."""
 
 

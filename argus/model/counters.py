@@ -102,6 +102,7 @@ SENTENCES = {
     "job_turns_failed": f"{{n}} turn[s] of a job could not be worked on; {_REPORT}",
     "detectors_failed": f"{{n}} part[s] of the diagnosis failed: what [it looks|they look] for is unknown; {_REPORT}",
     "look_ups_over_share": "{n} look-up[s] left out: processes of one user or container had more than their share",
+    "calls_over_share": "{n} call[s] left out: those of one user or container took more time than their share",
     "communicators_over_share": "the last alignment of a job's communicators was left out: its owner's jobs take long",
     "processes_over_share": "{n} new process[es] of one user or container not traced, or late: they came too fast",
     "rows_over_share": "{n} row[s] not taken: those of one user or container took more than their share",

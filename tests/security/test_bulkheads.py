@@ -37,8 +37,9 @@ from argus.live.sides.flags import FlagWatcher
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.tracer import Tracer
 from argus.model import losses, records
+from argus.model.calls import BY_SYMBOL
 from argus.model.errors import ArgusError
-from argus.model.losses import EVERYBODY
+from argus.model.losses import EVERYBODY, Whom
 from argus.model.records import LOSS_COUNTERS
 from argus.model.units import seconds
 from argus.store.arrow import to_arrow
@@ -477,6 +478,32 @@ def test_a_job_that_cannot_be_worked_on_costs_no_other(tracer: Any) -> None:
     for row in tracer.rows["coverage"][-2:]:
         failed[row["job"]] = row["value"][row["counter"].index("job_turns_failed")]
     assert failed == {"bad": 1, "good": 0}
+
+
+def test_calls_beyond_an_owner_s_part_of_the_time_are_left_out_and_counted(tracer: Any) -> None:
+    jobs = [Job("heavy", 1, owner=(1000, "")), Job("light", 1, owner=(1001, ""))]
+    tracer.session.roster.jobs = jobs
+    members = [Member(SimpleNamespace(pid=pid, has=lambda role: False), 0, "order") for pid in (7, 8)]  # type: ignore[arg-type]
+    tracer.session.roster.by_pid = {7: (jobs[0], members[0]), 8: (jobs[1], members[1])}
+    tracer.session.roster.whom = lambda pid: Whom(tracer.session.roster.by_pid[pid][0])
+    tracer._calls._steps.store = lambda *_, **__: None
+    tracer._gpu.callers.return_value = set()
+    tracer.session.roster.adopt_callers.return_value = False
+    launches = np.zeros(5000, records.LAUNCH)
+    launches["pid"], launches["call"] = [*[7] * 4000, *[8] * 1000], BY_SYMBOL["cuLaunchKernel"].id
+    launches["ts_ns"] = np.arange(5000) + 1
+    shares = tracer._calls._shares
+    shares.begin_turn(1.0)
+    shares._turns.spend(jobs[0].owner, 100.0)
+    for final in (False, True):
+        tracer._calls._drained["launches"] = [launches]
+        tracer._calls._work(1.0, final=final)
+        assert tracer._gpu.feed_calls.call_count == 0
+        assert [member.launches for member in members] == ([4000, 2000] if final else [0, 1000])
+    assert tracer.bulkheads.losses.of(jobs[0])["calls_over_share"] == 4000
+    assert tracer.bulkheads.losses.of(jobs[1]).get("calls_over_share", 0) == 0
+    assert tracer.counters()["calls_over_share"] == (4000, True)
+    assert shares._turns.left_s(jobs[1].owner) < 4.0, "what is worked on is taken off"
 
 
 def test_detectors_that_failed_are_in_the_coverage_of_their_job(tracer: Any) -> None:

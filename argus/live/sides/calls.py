@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from argus.live.session import Session
 from argus.live.session_rows import SessionRows
 from argus.live.side import Counters, Side
 from argus.live.sides.alignment import INTERVAL_S
+from argus.live.sides.call_shares import CallShares
 from argus.live.sides.draining import CallRings, join_records
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.probing import ProbingSide
@@ -73,6 +74,7 @@ class CallSide(Side):
         self._rows = rows
         self._names = names
         self._steps = StepRows(session, gpu)
+        self._shares = CallShares(session)
         self._rings: CallRings | None = None
         self._drained: dict[str, list[NDArray[np.void]]] = {
             "launches": [],
@@ -153,6 +155,10 @@ class CallSide(Side):
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
         callers |= self._gpu.callers()
         callers |= set(np.unique(marks["pid"][_TRAINS[marks["call"]]]).tolist())
+        if not final:
+            self._shares.begin_turn(now)
+            kept = self._shares.within({"launches": cuda, "collectives": nccl, "marks": marks})
+            cuda, nccl, marks = kept["launches"], kept["collectives"], kept["marks"]
         launched = cuda
         if self._session.end_ns is not None:
             cuda, nccl, marks = (self._before_the_end(events) for events in (cuda, nccl, marks))
@@ -162,6 +168,7 @@ class CallSide(Side):
                 self._rows.ranks_changed(now)
         with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
         self._steps.begin_turn(now)
+        marks_of = {pid: marks[places] for pid, places in _by_pid(marks)}
         members_of: dict[int, dict[int, Member]] = {}
         for pid, (job, member) in self._session.roster.by_pid.items():
             members_of.setdefault(id(job), {})[pid] = member
@@ -171,11 +178,17 @@ class CallSide(Side):
                 continue
             pids = np.array(sorted(members), np.uint32)
             ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
-            with self._session.bulkheads.job(job):
-                with_rank[0][:] |= self._feed_launches(job, members, cuda, pids, ranks)
-                with_rank[1][:] |= self._feed_collectives(job, members, nccl, pids, ranks)
-                with_rank[2][:] |= self._feed_control(job, members, control, pids, ranks)
-                self._feed_marks(job, members, marks)
+            with self._session.bulkheads.job(job), self._shares.working(job) as number:
+                for events, fed, feed in zip(
+                    (cuda, nccl, control),
+                    with_rank,
+                    (self._feed_launches, self._feed_collectives, self._feed_control),
+                    strict=True,
+                ):
+                    of_job = feed(job, members, events, pids, ranks)
+                    fed |= of_job
+                    number["calls"] += int(of_job.sum())
+                number["marks"] += self._feed_marks(job, members, marks_of)
                 self._steps.store(job, now, self.drained_ns, final=final)
         self._probing.find_pulses(self.drained_ns)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._session.roster.by_pid))))
@@ -349,14 +362,16 @@ class CallSide(Side):
         return of_job
 
     @staticmethod
-    def _feed_marks(job: Job, members: dict[int, Member], marks: NDArray[np.void]) -> None:
-        for pid in np.unique(marks["pid"]).tolist():
-            member = members.get(pid)
-            if member is None or member.helper:
+    def _feed_marks(job: Job, members: dict[int, Member], marks: Mapping[int, NDArray[np.void]]) -> int:
+        """``marks``: by PID. Returns how many were of the job's."""
+        number = 0
+        for pid, member in members.items():
+            if pid not in marks or member.helper:
                 continue
+            of_pid = marks[pid]
+            number += len(of_pid)
             its_marks = job.marks.setdefault(member.rank, Marks())
             its_marks.steps = 0 if job.by_marks is False else job.marked.wanted
-            of_pid = marks[marks["pid"] == pid]
             whole = of_pid["ts_ns"] < (job.ranges_until or 1 << 62)
             taken = its_marks.take(of_pid[whole], ends_of_backward=member.target.has(TORCH_PYTHON))
             job.feed_marks(member, taken)
@@ -365,6 +380,7 @@ class CallSide(Side):
                 seen = ~_RANGES[of_pid["call"]] | job.sampled.covers(of_pid["ts_ns"])
                 late = of_pid[~whole & seen]
                 job.feed_marks(member, its_marks.take(late, ends_of_backward=member.target.has(TORCH_PYTHON)))
+        return number
 
     # ---- the end
 
@@ -420,6 +436,8 @@ class CallSide(Side):
 
 def _by_pid(events: NDArray[np.void]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """The places of each process's events, in their order: what each costs does not grow with the others'."""
+    if not len(events):
+        return
     order = np.argsort(events["pid"], kind="stable")
     pids, starts = np.unique(events["pid"][order], return_index=True)
     yield from zip(pids.tolist(), np.split(order, starts[1:]), strict=True)

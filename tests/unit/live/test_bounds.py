@@ -42,6 +42,7 @@ CLASSES = {
     "live/session_rows": ("SessionRows",),
     "live/sides/calls": ("CallSide",),
     "live/sides/alignment": ("Aligner",),
+    "live/sides/call_shares": ("CallShares",),
     "live/cost/budget": ("BudgetSide",),
     "live/signals": ("Signals",),
     "live/display/viewer": ("Viewer",),

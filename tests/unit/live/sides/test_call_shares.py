@@ -1,0 +1,104 @@
+"""How much of the loop's time what an owner's processes call may take."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from argus.live.job import Job
+from argus.live.sides import call_shares
+from argus.live.sides.call_shares import OF_LOOP, SAVED_S, CallShares
+from argus.model.losses import Whom
+from argus.model.records import COLLECTIVE, LAUNCH
+from tests.builders.sessions import a_session
+
+TURN_S = 0.25
+
+
+class Traced:
+    """Jobs of owners of their own, each of one process, in a loop that turns four times a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_s: dict[int, float]) -> None:
+        """``call_s``: by PID, what each of its calls costs."""
+        self.call_s, self.cpu_s, self.now_s = call_s, 0.0, 100.0
+        self.jobs = {pid: Job(f"job {pid}", 1, owner=(pid, "")) for pid in call_s}
+        self.session = a_session(None, jobs=list(self.jobs.values()))
+        self.session.roster.by_pid = {pid: (job, None) for pid, job in self.jobs.items()}
+        self.session.roster.whom = lambda pid: Whom(self.jobs[pid])
+        self.shares = CallShares(self.session)
+        monkeypatch.setattr(call_shares, "time", SimpleNamespace(thread_time=lambda: self.cpu_s))
+
+    def turn(self, number: dict[int, int]) -> dict[int, int]:
+        """How many of so many calls of each were worked on."""
+        self.now_s += TURN_S
+        launches, collectives = np.zeros(0, LAUNCH), np.zeros(0, COLLECTIVE)
+        for pid, count in number.items():
+            calls: Any = np.zeros(count, LAUNCH)
+            calls["pid"], calls["ts_ns"] = pid, 1_000 * np.arange(count)
+            launches = np.concatenate([launches, calls])
+        collectives = np.zeros(len(number), COLLECTIVE)
+        collectives["pid"], collectives["ts_ns"] = list(number), 10**9
+        self.shares.begin_turn(self.now_s)
+        kept = self.shares.within({"launches": launches, "collectives": collectives})
+        done = {}
+        for pid, job in self.jobs.items():
+            own = kept["launches"][kept["launches"]["pid"] == pid]
+            assert own["ts_ns"].tolist() == (1_000 * np.arange(len(own))).tolist(), "not the first ones"
+            assert pid in kept["collectives"]["pid"] or len(own) < number.get(pid, 0) or not number.get(pid)
+            with self.shares.working(job) as worked:
+                done[pid] = worked["calls"] = len(own)
+                self.cpu_s += len(own) * self.call_s[pid]
+        return done
+
+    def left_out(self, pid: int) -> int:
+        return int(self.session.losses.of(self.jobs[pid]).get("calls_over_share", 0))
+
+
+def test_calls_of_an_owner_take_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left out is counted, for its job. Nobody else loses anything."""
+    traced = Traced(monkeypatch, {1: 50e-6, 2: 1e-6})
+    turns = [traced.turn({1: 100_000, 2: 2_000}) for _ in range(100)]
+    assert all(done[2] == 2_000 for done in turns)
+    assert traced.left_out(2) == 0
+    worked = sum(done[1] for done in turns)
+    assert traced.left_out(1) == pytest.approx(100 * 100_001 - worked, abs=100)
+    # Before it is known what its calls cost, a turn takes as many as would be cheap.
+    assert worked * 50e-6 <= OF_LOOP * 100 * TURN_S + SAVED_S + 2 * 100_000 * 50e-6
+    assert worked * 50e-6 >= 0.5 * OF_LOOP * 100 * TURN_S, "what others do not use is its own"
+    assert max(done[1] for done in turns[10:]) * 50e-6 <= 2 * SAVED_S
+
+
+def test_calls_of_who_is_alone_are_all_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, {1: 50e-6})
+    assert [traced.turn({1: 100_000})[1] for _ in range(20)] == [100_000] * 20
+    assert traced.left_out(1) == 0
+
+
+def test_who_makes_few_calls_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However dear they are: nobody is judged by a handful."""
+    traced = Traced(monkeypatch, {1: 50e-6, 2: 500e-6})
+    for _ in range(40):
+        assert traced.turn({1: 100_000, 2: 50})[2] == 50
+
+
+def test_what_is_kept_is_of_owners_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, dict.fromkeys(range(1, 20), 1e-6))
+    traced.turn(dict.fromkeys(range(1, 20), 2_000))
+    assert len(traced.shares._call_s) == 19
+    traced.session.roster.jobs = list(traced.jobs.values())[:2]
+    traced.turn({1: 5})
+    assert set(traced.shares._call_s) <= {(1, ""), (2, "")}
+
+
+def test_losses_of_several_processes_are_each_counted() -> None:
+    rng = np.random.default_rng(3)
+    pids, numbers, lost = rng.integers(1, 50, 2_000), rng.integers(1, 9, 2_000), rng.random(2_000) < 0.5
+    session = a_session(None)
+    jobs = {pid: Job(f"job {pid}", 1) for pid in range(1, 50)}
+    session.roster.whom = lambda pid: Whom(jobs[pid])
+    session.count_losses("records_without_rank", pids, numbers, lost)
+    for pid, job in jobs.items():
+        assert job.losses["records_without_rank"] == int(numbers[lost & (pids == pid)].sum())
