@@ -5,6 +5,10 @@ a mount of his own (FUSE, in a user namespace) does not answer; with memory that
 of any file, while others wait for it. So what a user's task waits for shows a fault only where it is the answer of
 something that no user can be or mount: a server of NFS and its like, a GPU, a network adapter. Waits for locks do not
 (``nfs_start_io_write``), nor what lies behind a page fault, since that page may be in a mount of his own.
+
+He can keep the kernel's own threads and root's processes waiting, too: the threads that write back what he wrote to his
+mount, ``sync``, whoever reads his process's memory (``/proc/PID/cmdline``) or wants its lock. So a kernel thread shows
+no more than a user's task. A task of root's also shows a fault where it waits for a disk on its own behalf.
 """
 
 from __future__ import annotations
@@ -56,6 +60,22 @@ _NETWORK = re.compile(r"_*(nfs\d*|pnfs|rpc|netfs|ceph|cifs|smb\d?|afs|v9fs|p9)_\
 _LUSTRE = {"lustre", "ptlrpc", "osc", "mdc", "lov", "lmv", "obdclass"}
 _PAGE = re.compile(r"folio_wait_bit\w*|_*folio_lock\w*|wait_on_page_bit\w*|_*lock_page\w*|bit_wait_io|io_schedule\w*")
 """Waits for a page of a file (mm/filemap.c)."""
+_DISK = re.compile(
+    r"_*wait_on_buffer|submit_bio_wait|_*(blk|bio|nvme|scsi|ata|dm|md|raid\d+)_\w+|rq_qos_wait|get_request|dio_await_\w+"
+    r"|jbd2_\w+|wait_transaction_\w+|add_transaction_credits|start_this_handle|do_get_write_access"
+    r"|xlog_\w+|xfs_(log_force\w*|buf_iowait)|btrfs_commit_transaction|wait_current_trans|read_extent_buffer_pages\w*"
+)
+"""The innermost function: a disk, or the log of a file system on it (block, drivers/nvme, scsi, ata, md, fs/buffer.c,
+fs/direct-io.c, fs/jbd2, fs/xfs, fs/btrfs)."""
+_FOR_OTHERS = re.compile(
+    r"ksys_sync|\w*sync_(filesystem|inodes|fs)_?\w*|iterate_supers\w*|wait_sb_inodes|\w*writeback_\w*inodes\w*|wb_\w+"
+    r"|\w*remote\w*|process_vm_\w+|access_process_vm|\w*process_madvise|\w*uprobe\w*|ptrace_\w+"
+    r"|shrink_\w+|\w*try_to_free_\w+|\w*reclaim\w*|\w*(migrate|compact|collapse)\w*|generic_shutdown_super"
+)
+"""A function on the way there: the task writes, reads, frees or moves what may be another's (``sync``, memory of other
+processes, reclaim, compaction, ``umount``)."""
+_PF_KTHREAD = 0x00200000
+"""A kernel thread (include/linux/sched.h), in the flags of /proc/PID/stat: proc_pid_stat(5), field 9."""
 _PAGE_FAULT = re.compile(r"\w*(page_fault|mm_fault|do_mem_abort|get_user_pages|pin_user_pages|fixup_user_fault)\w*")
 _FRAME = re.compile(r"\[<[^>]*>\] ([\w.]+)\+\S+(?: \[(\w+)\])?")
 
@@ -78,12 +98,13 @@ def frames(task: str) -> list[Frame]:
     return found or ([(innermost, "")] if innermost not in ("", "0") else [])
 
 
-def what_for(where: Sequence[Frame], *, fuse_of_node: bool) -> Wait:
+def what_for(where: Sequence[Frame], *, node_s: bool, fuse_of_node: bool) -> Wait:
     """What a wait shows.
 
     Args:
         where: As ``frames`` has it.
-        fuse_of_node: Whether FUSE may be the node's own (a mount by root, a task of the node's).
+        node_s: Whether it is a task of the node's: ``is_node_s``.
+        fuse_of_node: Whether FUSE may be the node's own (root has mounted one).
     """
     if not where:
         return Wait.ANY
@@ -94,18 +115,28 @@ def what_for(where: Sequence[Frame], *, fuse_of_node: bool) -> Wait:
     if (_SERVER.fullmatch(innermost) or module in _DRIVERS) and not _LOCKS.fullmatch(innermost):
         return Wait.FAULT
     if any(_FUSE.fullmatch(name) for name, _ in within):
-        return Wait.ANY if fuse_of_node else Wait.MADE
+        return Wait.ANY if fuse_of_node or node_s else Wait.MADE
     if any(_NETWORK.fullmatch(name) or module in _LUSTRE for name, module in within):
         return Wait.FAULT if _PAGE.fullmatch(innermost) else Wait.BEHIND
-    return Wait.ANY
+    return Wait.FAULT if node_s and _is_for_disk(where) else Wait.ANY
+
+
+def _is_for_disk(where: Sequence[Frame]) -> bool:
+    """Whether a task waits for a disk, and on its own behalf; False where only the innermost function is known."""
+    innermost = where[0][0]
+    waits = _PAGE.fullmatch(innermost) or _DISK.fullmatch(innermost)
+    return bool(waits) and len(where) > 1 and not any(_FOR_OTHERS.fullmatch(name) for name, _ in where)
 
 
 def is_node_s(task: str) -> bool:
-    """Whether a task is the node's own: root's in all respects (no program that takes root's rights for a user), and in
-    no container. False, where that is not known."""
+    """Whether a task is the node's own: root's in all respects (no program that takes root's rights for a user), in no
+    container, and no kernel thread, since those work for everybody. False, where that is not known."""
     try:
         status = read_file(f"{task}/status")
+        fields = read_file(f"{task}/stat").rpartition(b")")[2].split()
     except OSError:
+        return False
+    if len(fields) < 7 or int(fields[6]) & _PF_KTHREAD:
         return False
     return numbers(field_of(status, b"Uid")) == (0, 0, 0, 0) and len(numbers(field_of(status, b"NSpid"))) == 1
 

@@ -26,8 +26,8 @@ _Sleep = tuple[str, tuple[bytes, ...]]
 
 def check(look: Look) -> Result:
     """Looks twice at each thread (/proc/PID/task/TID/stat): one in state D both times that has not run is stuck, unless
-    it waits for what any user can make. For critical count the node's own tasks, and whoever waits for a server or
-    device."""
+    it waits for what any user can make. For critical count those that wait for a server or device, and the node's own
+    tasks that wait for a disk."""
     first = _sleeping(look)
     if first:
         look.note("looking whether tasks in state D move")
@@ -52,11 +52,10 @@ def _at_fault(tasks: dict[_Task, str], look: Look) -> tuple[list[_Task], int]:
     fuse_of_node = has_fuse(look)
     stuck, seen = [], Counter[Wait]()
     for who, task in tasks.items():
-        own = is_node_s(task)
-        wait = what_for(frames(task), fuse_of_node=fuse_of_node or own)
+        wait = what_for(frames(task), node_s=is_node_s(task), fuse_of_node=fuse_of_node)
         if wait is not Wait.MADE:
             stuck.append(who)
-            seen[Wait.FAULT if own else wait] += 1
+            seen[wait] += 1
     return stuck, seen[Wait.FAULT] + (seen[Wait.BEHIND] if seen[Wait.FAULT] else 0)
 
 
