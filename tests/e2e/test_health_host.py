@@ -62,10 +62,16 @@ GOOD = {
 }
 """A node's files. What counters have here, they had an hour ago."""
 
+SHORT = {"proc/meminfo": "MemTotal: 1000000 kB\nMemFree: 9000 kB\nMemAvailable: 40000 kB\n"}
+
 BAD: list[tuple[str, dict[str, str], str, str]] = [
     ("pressure", {"proc/pressure/io": PSI.format("90.00", "60.00")}, "warning", "stood still for I/O for 60%"),
     ("pressure", {"proc/pressure/memory": PSI.format("50.00", "30.00")}, "warning", "for memory for 30%"),
-    ("pressure", {"proc/pressure/memory": PSI.format("90.00", "70.00")}, "critical", "for memory for 70%"),
+    ("pressure", {"proc/pressure/memory": PSI.format("90.00", "70.00"), **SHORT}, "critical", "for memory for 70%"),
+    ("pressure", {"proc/pressure/memory": PSI.format("50.00", "30.00"), **SHORT}, "warning", "for memory for 30%"),
+    # A user's control group is at its own limit (memory.high) on a node that has enough:
+    ("pressure", {"proc/pressure/memory": PSI.format("90.00", "70.00")}, "warning", "for memory for 70%"),
+    ("pressure", {"proc/pressure/memory": PSI.format("90.00", "70.00"), "proc/meminfo": ""}, "warning", "for 70%"),
     ("pressure", {"proc/pressure/cpu": PSI.format("99.00", "0.00")}, "warning", "waited for a CPU for 99%"),
     ("memory", {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 40000 kB\n"}, "warning", "4.0% of"),
     ("memory", {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 10000 kB\n"}, "critical", "1.0% of"),
