@@ -361,6 +361,24 @@ LOG = [
     ("clocksource: Clocksource tsc unstable (delta = 1000000000 ns)", "warning"),
     ("ceph: [8f6b 4711]: mds0 hung", "warning"),
 ]
+LOG += [
+    ("EXT4-fs error (device loop0): ext4_lookup:1855: inode #2: comm python: iget: bad extra_isize", "warning"),
+    ("EXT4-fs (loop0p1): Remounting filesystem read-only", "warning"),
+    ("EXT4-fs error (device loopy1): ext4_lookup:1855: inode #2: comm python: iget: bad extra_isize", "critical"),
+    ("XFS (loop3): Metadata corruption detected at xfs_agf_read_verify", "warning"),
+    ('XFS (nbd0): metadata I/O error in "xfs_buf_ioend" at daddr 0x1 len 8 error 5', "warning"),
+    ("BTRFS error (device loop0): bdev /dev/loop0 errs: wr 0, rd 1, flush 0, corrupt 0, gen 0", "warning"),
+    ("BTRFS: error (device loop1 state EA) in btrfs_commit_transaction:2234: errno=-5 IO failure", "warning"),
+    ("BTRFS critical (device zram0): corrupt leaf: root=2 block=1 slot=0, unexpected item end", "warning"),
+    ("I/O error, dev loop0, sector 8 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2", "warning"),
+    ("blk_update_request: I/O error, dev nbd0, sector 0 op 0x0:(READ) flags 0x0", "warning"),
+    ("blk_update_request: critical medium error, dev sr0, sector 2048 op 0x0:(READ) flags 0x0", "warning"),
+    ("print_req_error: I/O error, dev fd0, sector 0", "warning"),
+    ("Buffer I/O error on dev loop0p1, logical block 1, async page read", "warning"),
+    ("Buffer I/O error on device sr0, logical block 1", "warning"),
+    ("Buffer I/O error on dev ram1, logical block 0, async page read", "warning"),
+    ("Buffer I/O error on device sda, logical block 1", "critical"),
+]
 SHORT = [("ceph: mds0 hung", "warning"), ("I/O error, dev sda, sector 1", "critical")]
 """Some that little more than a process's name would do for."""
 

@@ -15,6 +15,10 @@ LIMITS: dict[str, Limit] = {
 
 _DEVICE = r"(?:[\w.-]+ [\w:.-]*[\w-](?: [\w.-]+)?: )?"
 """What dev_err and netdev_err put before a message: driver, device, interface."""
+_IMAGE = r"(loop|nbd|z?ram|sr|fd)\d+(p\d+)?"
+"""Devices behind which there is an image, memory or a medium: often a user's image that a program with root's rights
+has mounted (Singularity), and any user can make a broken one."""
+
 # Messages of the kernel (6.x sources: the name of the file behind each) from their beginning on, since others hold what
 # processes and files are called. So each asks for more than the 15 bytes that the name of a process has, before it lets
 # anything follow; whether it is critical, and what to do.
@@ -48,6 +52,15 @@ PATTERNS: list[tuple[str, bool, str]] = [
         r"watchdog: BUG: soft lockup|(NMI )?[Ww]atchdog.*hard LOCKUP|(rcu: )?INFO: rcu.*detected stall",
         True,
         "A CPU hung in the kernel: update kernel or driver, restart.",
+    ),
+    (
+        rf"EXT4-fs error \(device {_IMAGE}\)|EXT4-fs \({_IMAGE}\): Remounting filesystem read-only"
+        rf"|XFS \({_IMAGE}\): .*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)"
+        rf"|BTRFS:? (error|critical|alert|emerg) \(device {_IMAGE}[ )]"
+        rf"|((blk_update_request|print_req_error): )?(I/O error|critical medium error), dev {_IMAGE}, sector \d"
+        rf"|Buffer I/O error on dev(ice)? {_IMAGE},",
+        False,
+        "An image is broken, or what it lies on: often a user's (losetup -l).",
     ),
     (
         r"EXT4-fs error \(device|EXT4-fs \([\w.!-]+\): Remounting filesystem read-only"
