@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,12 @@ class _Reported:
     """As the kernel numbers it: 0: it took none."""
     over_ns: int | None = None
     """When it was seen to be over: once all that was counted before has come, it is in no count to come."""
+
+    def is_counted_in(self, row: np.void) -> bool:
+        """Whether a row of the thread's, ``records.STACK_COUNT`` with the same stack, may have it."""
+        if int(row["max_ns"]) < self.reported_ns or int(row["first_ns"]) > self.since_ns:
+            return False
+        return int(row["last_ns"]) >= self.since_ns + self.reported_ns
 
 
 class Waits:
@@ -114,18 +120,27 @@ class Waits:
         """Takes off ``records.STACK_COUNT`` what was reported already of waits that are over now."""
         if not self._reported:
             return counts
+        waited = np.fromiter((pid << 32 | tid for pid, tid, _ in self._reported), np.uint64, len(self._reported))
+        threads = counts["pid"].astype(np.uint64) << np.uint64(32) | counts["tid"]
+        places = np.flatnonzero(((counts["what"] & records.WHAT_OFF) != 0) & np.isin(threads, waited))
+        if not len(places):
+            return counts
         counts = counts.copy()
+        of_stack: dict[tuple[int, int, int], list[int]] = {}
+        whose = (counts[name][places].tolist() for name in ("pid", "tid", "stack"))
+        for place, pid, tid, stack in zip(places.tolist(), *whose, strict=True):
+            of_stack.setdefault((pid, tid, stack), []).append(place)
         for key, wait in list(self._reported.items()):
-            same = (counts["pid"] == key[0]) & (counts["tid"] == key[1]) & (counts["stack"] == wait.kernel_stack)
-            same &= (counts["what"] & records.WHAT_OFF) != 0
-            same &= (counts["max_ns"] >= wait.reported_ns) & (counts["first_ns"] <= wait.since_ns)
-            for place in np.flatnonzero(same & (counts["last_ns"] >= wait.since_ns + wait.reported_ns))[:1]:
+            for place in of_stack.get((*key[:2], wait.kernel_stack), ()):
                 row = counts[place]
-                row["ns"] -= min(wait.reported_ns, int(row["ns"]))
-                row["count"] -= min(1, int(row["count"]))
-                row["max_ns"] = max(int(row["max_ns"]) - wait.reported_ns, 0) if row["count"] == 0 else row["max_ns"]
-                row["first_ns"] = max(int(row["first_ns"]), wait.since_ns + wait.reported_ns)
-                del self._reported[key]
+                if wait.is_counted_in(row):
+                    row["ns"] -= min(wait.reported_ns, int(row["ns"]))
+                    row["count"] -= min(1, int(row["count"]))
+                    if row["count"] == 0:
+                        row["max_ns"] = max(int(row["max_ns"]) - wait.reported_ns, 0)
+                    row["first_ns"] = max(int(row["first_ns"]), wait.since_ns + wait.reported_ns)
+                    del self._reported[key]
+                    break
         return counts
 
     # ---- waits that had begun when Argus came
@@ -146,17 +161,19 @@ class Waits:
         ran = np.logical_or.reduce([usage[name] > 0 for name in SIGNS_OF_LIFE])
         process.awake.update(usage["tid"][ran].tolist())
         waits: list[_Wait] = []
-        for one in usage[ran & np.isin(usage["tid"], list(process.asleep))]:
+        woken = usage[ran & np.isin(usage["tid"], list(process.asleep))]
+        ended = process.asleep.keys() - set(usage["tid"].tolist())
+        met_ns = _first_met_ns(process, ended.union(woken["tid"].tolist()), pending)
+        for one in woken:
             # It woke before it was met first. Since then it has run, waited for a CPU, and waited for less than is
             # counted as often as it was switched: it woke no earlier than so long before.
             tid = int(one["tid"])
             spent_ns = sum(max(int(one[name]), 0) for name in ("cpu_ns", "runqueue_ns"))
             spent_ns += max(int(one["switches_voluntary"]), 0) * (self._programs.off_cpu_ns or 0)
-            until_ns = _first_met_ns(process, tid, pending) - spent_ns
+            until_ns = met_ns.get(tid, 0) - spent_ns
             waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, until_ns))
-        for tid in process.asleep.keys() - set(usage["tid"].tolist()):
-            until_ns = _first_met_ns(process, tid, pending)
-            waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, until_ns))
+        for tid in ended:
+            waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, met_ns.get(tid, 0)))
         states: dict[int, int] | None = None
         for one in usage[~ran]:
             tid = int(one["tid"])
@@ -176,7 +193,8 @@ class Waits:
 
     def asleep_until_the_end(self, process: SampledProcess, pending: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
         """The same of a process that has ended: they waited until they were met, ending, or until then."""
-        until = {tid: _first_met_ns(process, tid, pending) or process.ended_ns for tid in process.asleep}
+        met_ns = _first_met_ns(process, process.asleep, pending)
+        until = {tid: met_ns.get(tid) or process.ended_ns for tid in process.asleep}
         since_ns = process.asleep_until_ns
         rows = _rows(process, [(tid, blocked, since_ns, until[tid]) for tid, blocked in process.asleep.items()])
         process.asleep.clear()
@@ -203,10 +221,23 @@ class Waits:
         return blocked.stack.id, blocked.what
 
 
-def _first_met_ns(process: SampledProcess, tid: int, pending: Iterable[NDArray[np.void]]) -> int:
-    """When a thread went off the CPU or was sampled first, of what is to become rows; 0: it did not."""
-    met = [part["first_ns"][(part["pid"] == process.pid) & (part["tid"] == tid)] for part in pending]
-    return min((int(times.min()) for times in met if len(times)), default=0)
+def _first_met_ns(
+    process: SampledProcess, tids: Collection[int], pending: Iterable[NDArray[np.void]]
+) -> dict[int, int]:
+    """When threads went off the CPU or were sampled first, of what is to become rows; those that did not are left
+    out."""
+    if not tids:
+        return {}
+    wanted = np.sort(np.fromiter(tids, np.uint32, len(tids)))
+    first_ns = np.full(len(wanted), np.iinfo(np.uint64).max, np.uint64)
+    met = np.zeros(len(wanted), np.bool_)
+    for part in pending:
+        rows = np.flatnonzero(part["pid"] == process.pid)
+        rows = rows[np.isin(part["tid"][rows], wanted)]
+        places = np.searchsorted(wanted, part["tid"][rows])
+        np.minimum.at(first_ns, places, part["first_ns"][rows])
+        met[places] = True
+    return dict(zip(wanted[met].tolist(), first_ns[met].tolist(), strict=True))
 
 
 def _rows(process: SampledProcess, waits: Iterable[_Wait]) -> NDArray[np.void]:

@@ -1,0 +1,168 @@
+"""Waits that lasted are taken off counts, and end where their threads are met: at a cost that is linear in both."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus.live.sampling.dictionary import StackDictionary
+from argus.live.sampling.process import SampledProcess
+from argus.live.sampling.processes import SampledProcesses
+from argus.live.sampling.programs import StackPrograms
+from argus.live.sampling.waits import Waits, _Reported
+from argus.model import records
+
+PID = 4711
+Reported = dict[tuple[int, int, int], _Reported]
+
+
+def waits_of(reported: Reported | None = None) -> Waits:
+    waits = Waits(
+        cast(StackPrograms, SimpleNamespace(off_cpu_ns=1)), cast(SampledProcesses, None), cast(StackDictionary, None)
+    )
+    waits._reported = reported if reported is not None else {}
+    return waits
+
+
+def one_by_one(counts: NDArray[np.void], reported: Reported) -> NDArray[np.void]:
+    """What ``Waits.without_reported`` does, in the plain way: all rows for each wait."""
+    counts = counts.copy()
+    for key, wait in list(reported.items()):
+        same = (counts["pid"] == key[0]) & (counts["tid"] == key[1]) & (counts["stack"] == wait.kernel_stack)
+        same &= (counts["what"] & records.WHAT_OFF) != 0
+        same &= (counts["max_ns"] >= wait.reported_ns) & (counts["first_ns"] <= wait.since_ns)
+        for place in np.flatnonzero(same & (counts["last_ns"] >= wait.since_ns + wait.reported_ns))[:1]:
+            row = counts[place]
+            row["ns"] -= min(wait.reported_ns, int(row["ns"]))
+            row["count"] -= min(1, int(row["count"]))
+            row["max_ns"] = max(int(row["max_ns"]) - wait.reported_ns, 0) if row["count"] == 0 else row["max_ns"]
+            row["first_ns"] = max(int(row["first_ns"]), wait.since_ns + wait.reported_ns)
+            del reported[key]
+    return counts
+
+
+def some_counts(random: np.random.Generator, rows: int) -> NDArray[np.void]:
+    """Of few processes, threads and stacks, so that several waits are of one row, and several rows fit one wait."""
+    counts = np.zeros(rows, records.STACK_COUNT)
+    for name, most in (("pid", 3), ("tid", 3), ("stack", 3), ("count", 4), ("ns", 30), ("max_ns", 12), ("last_ns", 40)):
+        counts[name] = random.integers(0, most, rows)
+    counts["first_ns"] = random.integers(0, 12, rows)
+    counts["what"] = np.where(random.random(rows) < 0.7, records.WHAT_OFF, 0) | random.integers(0, 2, rows)
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_waits_are_taken_off_the_same_rows_as_one_by_one(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    reported: Reported = {}
+    for pid, tid, since, lasted, stack in random.integers(
+        0, [3, 3, 12, 10, 3], (int(random.integers(0, 40)), 5)
+    ).tolist():
+        reported[pid, tid, since] = _Reported(since, lasted, 99, records.WHAT_OFF, stack)
+    counts = some_counts(random, int(random.integers(0, 60)))
+    before, left = counts.copy(), copy.deepcopy(reported)
+    expected = one_by_one(counts, left)
+    waits = waits_of(reported)
+    assert waits.without_reported(counts).tobytes() == expected.tobytes()
+    assert waits._reported == left
+    assert counts.tobytes() == before.tobytes(), "what was drained is not changed"
+
+
+class Counted(np.ndarray[Any, np.dtype[np.void]]):
+    """Rows that count how often a field of all, or a row, is asked for."""
+
+    asked = 0
+
+    def __getitem__(self, which: Any) -> Any:
+        Counted.asked += 1
+        found = super().__getitem__(which)
+        return found.view(np.ndarray) if isinstance(found, np.ndarray) else found
+
+
+def test_rows_are_compared_with_all_waits_at_once() -> None:
+    """With 16,384 threads that waited, comparing all rows with each took a third of a second a drain."""
+    reported = {(1, tid, 1000): _Reported(1000, 500, 1, records.WHAT_OFF, 1) for tid in range(1000)}
+    counts = np.zeros(1000, records.STACK_COUNT)
+    counts["pid"], counts["tid"], counts["what"], counts["stack"] = 9, np.arange(1000), records.WHAT_OFF, 1
+    counts["pid"][:3] = 1
+    counts["max_ns"], counts["ns"], counts["count"], counts["first_ns"], counts["last_ns"] = 700, 700, 1, 1000, 1700
+    waits = waits_of(reported)
+    Counted.asked = 0
+    left = waits.without_reported(counts.view(Counted))
+    assert Counted.asked < 20
+    assert left["ns"].tolist() == [200] * 3 + [700] * 997
+    assert len(waits._reported) == 997
+
+
+def first_met_ns(tid: int, pending: list[NDArray[np.void]]) -> int:
+    """When a thread was met first, in the plain way; 0: it was not."""
+    met = [part["first_ns"][(part["pid"] == PID) & (part["tid"] == tid)] for part in pending]
+    return min((int(times.min()) for times in met if len(times)), default=0)
+
+
+def a_process(asleep: list[int], ended_ns: int = 0) -> SampledProcess:
+    process = SimpleNamespace(
+        pid=PID, asleep={tid: (tid + 100, 7) for tid in asleep}, asleep_until_ns=3, awake=set(), ended_ns=ended_ns,
+        python=None,
+    )  # fmt: skip
+    return cast(SampledProcess, process)
+
+
+class Parts(list[NDArray[np.void]]):
+    """What was drained, and how often it was gone through."""
+
+    gone_through = 0
+
+    def __iter__(self) -> Iterator[NDArray[np.void]]:
+        self.gone_through += 1
+        return super().__iter__()
+
+
+def some_parts(random: np.random.Generator) -> Parts:
+    parts = Parts()
+    for rows in random.integers(0, 15, int(random.integers(0, 6))).tolist():
+        part = np.zeros(rows, records.STACK_COUNT)
+        part["pid"], part["tid"] = random.choice([PID, PID + 1], rows), random.integers(0, 30, rows)
+        part["first_ns"] = random.integers(0, 50, rows)
+        parts.append(part)
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_waits_end_where_threads_are_met_first(seed: int) -> None:
+    """As one by one: threads that woke, that ended, and those of a process that ended."""
+    random = np.random.default_rng(seed)
+    parts = some_parts(random)
+    asleep = random.permutation(30)[: random.integers(0, 25)].tolist()
+    usage = np.zeros(20, records.THREAD_USAGE)
+    usage["pid"], usage["tid"], usage["end_ns"] = PID, random.permutation(30)[:20], 60
+    usage["cpu_ns"], usage["switches_voluntary"] = 2, 1
+    listed = set(usage["tid"].tolist())
+    expected = {
+        tid: (3, until - 3) for tid in asleep if (until := first_met_ns(tid, parts) - (3 if tid in listed else 0)) > 3
+    }
+    rows = waits_of().asleep(a_process(asleep), usage, parts)
+    assert {int(row["tid"]): (int(row["first_ns"]), int(row["ns"])) for row in rows} == expected
+    assert (rows["stack"] == rows["tid"] + 100).all()
+    rows = waits_of().asleep_until_the_end(a_process(asleep, ended_ns=55), parts)
+    expected = {tid: (3, until - 3) for tid in asleep if (until := first_met_ns(tid, parts) or 55) > 3}
+    assert {int(row["tid"]): (int(row["first_ns"]), int(row["ns"])) for row in rows} == expected
+
+
+def test_what_was_drained_is_gone_through_once_for_all_threads() -> None:
+    """With 4,096 threads that wake together, each going through 50 drains of 1,000 rows held the loop for a second."""
+    part = np.zeros(100, records.STACK_COUNT)
+    part["pid"], part["tid"], part["first_ns"] = PID, np.arange(100), 40
+    usage = np.zeros(50, records.THREAD_USAGE)
+    usage["pid"], usage["tid"], usage["end_ns"], usage["cpu_ns"] = PID, np.arange(50), 60, 1
+    parts = Parts([part])
+    assert len(waits_of().asleep(a_process(list(range(100))), usage, parts)) == 100
+    assert parts.gone_through == 1
+    assert len(waits_of().asleep_until_the_end(a_process(list(range(100))), parts)) == 100
+    assert parts.gone_through == 2
