@@ -11,10 +11,12 @@ backward.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import heapq
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +177,45 @@ def innermost(roles: list[int], role: int) -> int:
     return next((i for i in range(len(roles) - 1, -1, -1) if roles[i] == role), -1)
 
 
+class _WorkMarks:
+    """The marks of one work. Thousands of waits may be for the same one: none goes through all of them."""
+
+    def __init__(self, last: tuple[int, bool] | None) -> None:
+        self._times: list[int] = []
+        self._begins: list[int] = []
+        """Which of the marks are begins."""
+        self._ends: list[int] = []
+        """Which are ends."""
+        if last:
+            self.append(*last)
+
+    def append(self, ts: int, end: bool) -> None:
+        """The next mark."""
+        (self._ends if end else self._begins).append(len(self._times))
+        self._times.append(ts)
+
+    def wait_end(self, since: int, limit: int) -> tuple[int, bool]:
+        """As that of :class:`_Works`."""
+        at = bisect_right(self._times, since)
+        # An address is used again: a work seen to end may be an older one's, and the one waited for still in a queue.
+        ends = bisect_left(self._ends, at)
+        done = ends > 0 and self._ends[ends - 1] == at - 1
+        if at < len(self._times) and self._times[at] <= limit:
+            if done:
+                begin = self._first(self._begins, at, limit)
+                if begin < 0:
+                    return since, True
+                at = begin + 1
+            end = self._first(self._ends, at, limit)
+            return (limit if end < 0 else self._times[end]), True
+        return (since if done else limit), True
+
+    def _first(self, marks: list[int], at: int, limit: int) -> int:
+        """The first of some marks from ``at`` on, at the latest at the time ``limit``. -1: none."""
+        found = bisect_left(marks, at)
+        return marks[found] if found < len(marks) and self._times[marks[found]] <= limit else -1
+
+
 class _Works:
     """The communication threads' works of one process."""
 
@@ -183,10 +224,14 @@ class _Works:
         self._counters = counters
         self._open: dict[int, tuple[int, int]] = {}
         """Thread and begin, by handle."""
+        self._of_thread: dict[int, set[int]] = {}
+        """Handles of those, by thread."""
+        self._begun: list[tuple[int, int]] = []
+        """Begin and handle of those, the first one in front (``heapq``), among others that are no longer open."""
         self._last: dict[int, tuple[int, bool]] = {}
         """Time and whether an end, of each handle's last mark; the handle marked last comes last."""
-        self._events: dict[int, list[tuple[int, bool]]] = {}
-        """The same of all marks of the newest stretch, after what was last before it."""
+        self._marks: dict[int, _WorkMarks] = {}
+        """Those of the newest stretch, after what was last before it."""
         self._ends: list[int] = []
 
     def advance(self, marks: NDArray[np.void], begin: int, until: int) -> list[_Span]:
@@ -196,33 +241,62 @@ class _Works:
         time.
         """
         spans: list[_Span] = []
-        self._events, self._ends = {}, []
+        self._marks, self._ends = {}, []
         busy: set[int] = set()
         self.seen |= bool(len(marks))
         columns = (marks[name].tolist() for name in ("ts_ns", "handle", "tid", "what"))
         for ts, handle, tid, what in zip(*columns, strict=True):
             end = what == What.WORK_END
             last = self._last.pop(handle, None)
-            self._events.setdefault(handle, [last] if last else []).append((ts, end))
+            if handle not in self._marks:
+                self._marks[handle] = _WorkMarks(last)
+            self._marks[handle].append(ts, end)
             self._last[handle] = (ts, end)
-            opened = self._open.pop(handle, None)
-            if opened:
-                spans.append((_Label.WORK, opened[1], ts))
+            since = self._close(handle)
+            if since is not None:
+                spans.append((_Label.WORK, since, ts))
             if end:
                 self._ends.append(ts)
             else:
                 self._open[handle] = (tid, ts)
+                self._of_thread.setdefault(tid, set()).add(handle)
+                heapq.heappush(self._begun, (ts, handle))
                 busy.add(tid)
-        for handle, (tid, since) in list(self._open.items()):
+        since = self._first_open()
+        if since is not None:  # those begun later run at the same time, up to the same end
             spans.append((_Label.WORK, since, until))
-            if since <= begin and tid in busy:
-                del self._open[handle]
+        for handle in [handle for tid in busy for handle in self._of_thread.get(tid, ())]:
+            if self._open[handle][1] <= begin:
+                self._close(handle)
                 self._counters["works_unfinished"] += 1
-        while len(self._last) > WORKS:
-            handle = next(iter(self._last))
+        for handle in list(islice(self._last, max(0, len(self._last) - WORKS))):
             del self._last[handle]
-            self._open.pop(handle, None)
+            self._close(handle)
         return spans
+
+    def _close(self, handle: int) -> int | None:
+        """A work is open no longer. Returns since when it was, None if it was not."""
+        opened = self._open.pop(handle, None)
+        if opened is None:
+            return None
+        tid, since = opened
+        of_thread = self._of_thread[tid]
+        of_thread.remove(handle)
+        if not of_thread:
+            del self._of_thread[tid]
+        return since
+
+    def _first_open(self) -> int | None:
+        """When the first of the open works began."""
+        if len(self._begun) > 2 * len(self._open) + THREADS:
+            self._begun = [(since, handle) for handle, (_, since) in self._open.items()]
+            heapq.heapify(self._begun)
+        while self._begun:
+            since, handle = self._begun[0]
+            if handle in self._open and self._open[handle][1] == since:
+                return since
+            heapq.heappop(self._begun)
+        return None
 
     def wait_end(self, since: int, handle: int, limit: int, *, over: bool) -> tuple[int, bool]:
         """When a wait of the newest stretch ended, at the latest at ``limit``, and whether marks show it.
@@ -240,17 +314,12 @@ class _Works:
                 return limit, True
             at = bisect_right(self._ends, limit)
             return max(since, self._ends[at - 1]) if at else since, True
-        events = self._events.get(handle) or ([self._last[handle]] if handle in self._last else [])
-        at = bisect_right(events, since, key=lambda event: event[0])
-        # An address is used again: a work seen to end may be an older one's, and the one waited for still in a queue.
-        done = at > 0 and events[at - 1][1]
-        for ts, end in events[at:]:
-            if ts > limit:
-                break
-            if end and not done:
-                return ts, True
-            done &= end
-        return (since, True) if done else (limit, bool(events))
+        marks = self._marks.get(handle)
+        if marks is None:
+            if handle not in self._last:
+                return limit, False
+            marks = _WorkMarks(self._last[handle])
+        return marks.wait_end(since, limit)
 
 
 @dataclass(slots=True)
