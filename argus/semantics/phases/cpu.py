@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
@@ -164,6 +165,7 @@ _OF_ROLE = {
 _OUTSIDE = (Role.OPTIMIZER, Role.CHECKPOINT)
 """Roles that are no part of the sequence while they are open: closures of optimisers hold whole steps, and checkpoints
 come anywhere."""
+_INSIDE = tuple(role for role in _OF_ROLE if role not in _OUTSIDE)
 _BACKWARD = -1  # beside the roles, where a backward is one of the things that follow one another
 
 _Span = tuple[_Label, int, int]
@@ -175,6 +177,51 @@ def innermost(roles: list[int], role: int) -> int:
     if role == Role.NONE:
         return len(roles) - 1
     return next((i for i in range(len(roles) - 1, -1, -1) if roles[i] == role), -1)
+
+
+class _Roles:
+    """The roles of ranges open in one another, the outermost first. None is searched for: hundreds may stay open while
+    others begin and end in them."""
+
+    def __init__(self, roles: Iterable[int] = ()) -> None:
+        self._roles: list[int] = []
+        self._dropped = 0
+        self._places: dict[int, list[int]] = {}
+        """Where the ranges of each role are, in order; those that were dropped are counted, too."""
+        for role in roles:
+            self.push(role)
+
+    def __len__(self) -> int:
+        return len(self._roles)
+
+    def __getitem__(self, place: int) -> int:
+        return self._roles[place]
+
+    def push(self, role: int) -> None:
+        """A range began inside of all."""
+        self._places.setdefault(role, []).append(self._dropped + len(self._roles))
+        self._roles.append(role)
+
+    def pop(self) -> None:
+        """The innermost one ended."""
+        self._places[self._roles.pop()].pop()
+
+    def drop(self) -> None:
+        """The outermost one is forgotten."""
+        del self._places[self._roles.pop(0)][0]
+        self._dropped += 1
+
+    def innermost(self, role: int) -> int:
+        """As the function :func:`innermost`."""
+        if role == Role.NONE:
+            return len(self._roles) - 1
+        places = self._places.get(role)
+        return places[-1] - self._dropped if places else -1
+
+    def outermost(self, role: int) -> int:
+        """The first range of a role. -1: none."""
+        places = self._places.get(role)
+        return places[0] - self._dropped if places else -1
 
 
 class _WorkMarks:
@@ -328,10 +375,8 @@ class _Range:
     begin: int
     part: bool = False
     """Whether it stands for itself in the sequence of parts, not inside of another."""
-    shown: int | None = None
-    """Of an OPTIMIZER range: since when its time is the optimiser's; None: not now, its closure runs."""
-    sure: bool = False
-    """Whether the time since then is the optimiser's even if a forward or backward follows inside the range."""
+    closures: int = 0
+    """How many closures of optimisers had begun before."""
 
 
 class _Main:
@@ -340,6 +385,8 @@ class _Main:
     def __init__(self, tid: int, works: _Works, counters: Counter[str]) -> None:
         self.tid = tid
         self.open: list[_Range] = []
+        self._roles = _Roles()
+        """Those of ``open``."""
         self._works = works
         self._counters = counters
         self._spans: list[_Span] = []
@@ -353,6 +400,11 @@ class _Main:
         """Ranges open when the backward began: it ends before any of them does."""
         self._newest_backward = -1
         self._newest_optimizer = -1
+        self._closures = 0
+        """How many have begun. An optimiser that was open then holds the newest one; others hold none."""
+        self._resumed: tuple[int, bool] | None = None
+        """Of optimisers that hold it: since when their time is the optimiser's, and whether it is even if another
+        forward or backward follows inside of them. None: not now, the closure runs."""
         self._wait: tuple[int, int] | None = None
         self._after: int | None = None
         """The part before the open gap where that decides what the gap is: DATA or FORWARD."""
@@ -398,8 +450,13 @@ class _Main:
             end = self._end_wait(until, over=False)
             if handle and since < end < until:
                 self._wait = None
+        first: dict[_Label, int] = {}  # all of them last until then
         for entry in self.open:
-            self._show(entry, until)
+            shown = self._since_of(entry)
+            if shown is not None:
+                label = _OF_ROLE[entry.role]
+                first[label] = min(shown, first.get(label, shown))
+        self._spans += [(label, shown, until) for label, shown in first.items()]
         if self._depth:
             label = _Label.BACKWARD if self._ends_known else _Label.BACKWARD_GUESSED
             self._spans.append((label, self._backward_since, until))
@@ -411,12 +468,16 @@ class _Main:
         A range keeps its place, in case its end does come.
         """
         optimizer, backward = self._newest_optimizer > begin, self._newest_backward > begin
+        unfinished = 0
         for entry in self.open:
             # An optimiser may hold steps in a closure (LBFGS), but no further optimiser.
             around = optimizer or (backward and entry.role != Role.OPTIMIZER)
             if entry.role in _OF_ROLE and entry.begin < begin and around:
                 entry.role, entry.part = int(Role.NONE), False
-                self._counters["ranges_unfinished"] += 1
+                unfinished += 1
+        if unfinished:
+            self._roles = _Roles(entry.role for entry in self.open)
+            self._counters["ranges_unfinished"] += unfinished
         if self._depth and self._backward_since < begin and optimizer:
             self._depth = 0
             self._counters["backwards_unfinished"] += 1
@@ -430,7 +491,7 @@ class _Main:
 
     def _inside(self) -> bool:
         """Whether a range of a role is open, those of :data:`_OUTSIDE` aside."""
-        return any(entry.role in _OF_ROLE and entry.role not in _OUTSIDE for entry in self.open)
+        return any(self._roles.outermost(role) >= 0 for role in _INSIDE)
 
     def _enter(self, ts: int, role: int) -> None:
         self._begun = True
@@ -438,24 +499,25 @@ class _Main:
             self._close_backward(ts, _Label.BACKWARD_GUESSED)
         if role == Role.DATA and self._depth:  # no hook loads data: the end was lost
             self._close_backward(ts, _Label.BACKWARD_GUESSED)
-        entry = _Range(role, ts)
+        entry = _Range(role, ts, closures=self._closures)
         if role in _OF_ROLE and role != Role.CHECKPOINT:
             entry.part = not self._depth and not self._inside()
         if role == Role.OPTIMIZER:
             self._newest_optimizer = ts
-            entry.shown = ts
         elif entry.part:
             if role == Role.FORWARD:
                 self._suspend_optimizers(ts)
             self._arrive(role, ts)
         self.open.append(entry)
+        self._roles.push(role)
         if len(self.open) > DEPTH:
             del self.open[0]
+            self._roles.drop()
             self._backward_inside = max(0, self._backward_inside - 1)
             self._counters["ranges_unfinished"] += 1
 
     def _leave(self, ts: int, role: int) -> None:
-        at = innermost([entry.role for entry in self.open], role)
+        at = self._roles.innermost(role)
         if at < 0:
             self._counters["ranges_unmatched"] += self._begun
             return
@@ -463,16 +525,22 @@ class _Main:
             self._close_backward(ts, _Label.BACKWARD_GUESSED)
         while len(self.open) > at:
             entry = self.open.pop()
-            self._show(entry, ts)
+            self._roles.pop()
+            since = self._since_of(entry)
+            if since is not None:
+                self._spans.append((_OF_ROLE[entry.role], since, ts))
             if entry.part and entry.role == Role.OPTIMIZER:
                 self._after, self._pending = None, []
             elif entry.part:
                 self._depart(entry.role, ts)
 
-    def _show(self, entry: _Range, until: int) -> None:
-        since = entry.shown if entry.role == Role.OPTIMIZER else entry.begin
-        if entry.role in _OF_ROLE and since is not None:
-            self._spans.append((_OF_ROLE[entry.role], since, until))
+    def _since_of(self, entry: _Range) -> int | None:
+        """Since when an open range's time is that of its role. None: it is not now."""
+        if entry.role not in _OF_ROLE:
+            return None
+        if entry.role != Role.OPTIMIZER or entry.closures == self._closures:
+            return entry.begin
+        return self._resumed[0] if self._resumed else None
 
     def _begin_backward(self, ts: int) -> None:
         self._newest_backward = ts
@@ -497,19 +565,19 @@ class _Main:
             self._resume_optimizers(ts, sure=True)
 
     # Lightning and LBFGS hand the whole step to the optimiser as a closure. Such an optimiser's own time begins after
-    # its first backward.
+    # its first backward. Optimisers in one another are suspended and resumed as one.
 
     def _suspend_optimizers(self, ts: int) -> None:
-        for entry in self.open:
-            if entry.role == Role.OPTIMIZER:
-                if entry.shown is not None and entry.sure:
-                    self._spans.append((_Label.OPTIMIZER, entry.shown, ts))
-                entry.shown = None
+        outermost = self._roles.outermost(Role.OPTIMIZER)
+        if outermost < 0:
+            return
+        if self._resumed and self._resumed[1] and self.open[outermost].closures < self._closures:
+            self._spans.append((_Label.OPTIMIZER, self._resumed[0], ts))
+        self._closures += 1
+        self._resumed = None
 
     def _resume_optimizers(self, ts: int, *, sure: bool) -> None:
-        for entry in self.open:
-            if entry.role == Role.OPTIMIZER and entry.shown is None:
-                entry.shown, entry.sure = ts, sure
+        self._resumed = self._resumed or (ts, sure)
 
     # Parts follow one another: DATA, FORWARD, ZERO_GRAD, backward. An optimiser that held no closure is noticed when
     # it ends. The gap between two is inferred from both; a ZERO_GRAD parts a gap and changes what is after it.
@@ -730,19 +798,22 @@ class PhaseTracker:
         tid = self._main_thread()
         if tid is None:
             return []
-        roles = [entry.role for entry in self._main.open] if self._main and self._main.tid == tid else []
+        roles = _Roles(entry.role for entry in self._main.open) if self._main and self._main.tid == tid else _Roles()
         marks = self._sorted()
         marks = marks[(marks["tid"] == tid) & (marks["what"] <= What.RANGE_END)]
         ends = []
         for ts, what, role in zip(*(marks[name].tolist() for name in ("ts_ns", "what", "role")), strict=True):
             if what == What.RANGE_BEGIN:
-                roles = [*roles, role][-DEPTH:]
+                roles.push(role)
+                if len(roles) > DEPTH:
+                    roles.drop()
                 continue
-            at = innermost(roles, role)
+            at = roles.innermost(role)
             if at >= 0:
                 if roles[at] == Role.OPTIMIZER:
                     ends.append(ts)
-                del roles[at:]
+                while len(roles) > at:
+                    roles.pop()
         return ends
 
     @staticmethod

@@ -15,8 +15,23 @@ import numpy as np
 import pytest
 
 from argus.semantics.phases import cpu
-from argus.semantics.phases.cpu import MARK, What, _Label, _Span, _WorkMarks, _Works
-from tests.unit.semantics.phases.test_cpu import GLOO, Array
+from argus.semantics.phases.cpu import (
+    DEPTH,
+    MARK,
+    PhaseTracker,
+    What,
+    _Label,
+    _Main,
+    _Range,
+    _Roles,
+    _Span,
+    _WorkMarks,
+    _Works,
+    innermost,
+)
+from argus.semantics.steps.by_calls import ITERATION
+from argus.semantics.steps.range_names import Role
+from tests.unit.semantics.phases.test_cpu import GLOO, MAIN, Array
 
 MANY = 20_000
 
@@ -197,3 +212,143 @@ def test_the_marks_of_a_work_remember_what_was_last_before() -> None:
     marks.append(12, True)
     assert marks.wait_end(8, 20) == (12, True)
     assert marks.wait_end(8, 11) == (11, True)
+
+
+# ---- ranges in one another
+
+
+class Apart(_Main):
+    """Each optimiser is suspended and resumed on its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.shown: dict[int, tuple[_Range, int | None, bool]] = {}
+
+    def _suspend_optimizers(self, ts: int) -> None:
+        for entry in self.open:
+            if entry.role == Role.OPTIMIZER:
+                _, since, sure = self.shown.get(id(entry), (entry, entry.begin, False))
+                if since is not None and sure:
+                    self._spans.append((_Label.OPTIMIZER, since, ts))
+                self.shown[id(entry)] = entry, None, False
+
+    def _resume_optimizers(self, ts: int, *, sure: bool) -> None:
+        for entry in self.open:
+            if entry.role == Role.OPTIMIZER and self.shown.get(id(entry), (entry, 0, False))[1] is None:
+                self.shown[id(entry)] = entry, ts, sure
+
+    def _since_of(self, entry: _Range) -> int | None:
+        if entry.role != Role.OPTIMIZER:
+            return super()._since_of(entry)
+        return self.shown.get(id(entry), (entry, entry.begin, False))[1]
+
+    def _inside(self) -> bool:
+        return any(entry.role in (Role.DATA, Role.FORWARD, Role.ZERO_GRAD) for entry in self.open)
+
+
+def random_marks(rng: random.Random) -> Array:
+    """Marks of the main thread, above all of optimisers and backwards in one another."""
+    rows, now = [], 1000
+    weights = [rng.random() ** 2 for _ in range(5)]
+    roles = [*Role, Role.OPTIMIZER, Role.OPTIMIZER, Role.FORWARD]
+    for _ in range(rng.choice([30, 100, 300])):
+        now += rng.randrange(4)
+        what = rng.choices([*What][:5], weights)[0]
+        role = rng.choice(roles) if what is What.RANGE_BEGIN else 0
+        role = rng.choice([0, *roles]) if what is What.RANGE_END else role
+        rows.append((now - 20 * (rng.random() < 0.05), 0, MAIN, what, role, 0))
+    return np.array(rows, MARK)
+
+
+def all_phases(marks: Array, seed: int) -> tuple[list[Any], Counter[str]]:
+    """What steps of random lengths are made of, and what was counted."""
+    rng, tracker, found, begin = random.Random(seed), PhaseTracker(), [], 990
+    for at in range(0, len(marks), 20):
+        tracker.feed(marks[at : at + 20])
+        row = np.zeros(1, ITERATION)
+        row["ts_ns"], row["duration_ns"] = begin, rng.randrange(1, 60)
+        begin += int(row["duration_ns"][0])
+        found += [*tracker.split(row).tolist(), *tracker.take_segments().tolist()]
+    return found, tracker.counters
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_optimizers_in_one_another_are_shown_as_if_each_was_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    marks = random_marks(rng)
+    monkeypatch.setattr(cpu, "DEPTH", rng.choice([3, 6, 256]))
+    found = all_phases(marks, seed)
+    monkeypatch.setattr(cpu, "_Main", Apart)
+    assert found == all_phases(marks, seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_open_ranges_are_found_as_by_a_search(seed: int) -> None:
+    rng = random.Random(seed)
+    plain: list[int] = []
+    roles = _Roles()
+    for _ in range(2000):
+        pick = rng.random()
+        if pick < 0.5:
+            plain.append(rng.randrange(4))
+            roles.push(plain[-1])
+        elif plain and pick < 0.8:
+            plain.pop()
+            roles.pop()
+        elif plain:
+            del plain[0]
+            roles.drop()
+        assert [*roles] == plain
+        assert len(roles) == len(plain)
+        assert [roles.innermost(role) for role in range(5)] == [innermost(plain, role) for role in range(5)]
+        assert [roles.outermost(role) for role in range(5)] == [
+            plain.index(role) if role in plain else -1 for role in range(5)
+        ]
+
+
+def opened(role: Role) -> Array:
+    """As many ranges as are kept, open."""
+    return np.array([(1000 + i, 0, MAIN, What.RANGE_BEGIN, role, 0) for i in range(DEPTH - 1)], MARK)
+
+
+def again_and_again(*marks: tuple[What, Role], times: int = 300) -> Array:
+    """The same marks many times."""
+    rows = [(what, role) for _ in range(times) for what, role in marks]
+    return np.array([(5000 + i, 0, MAIN, what, role, 0) for i, (what, role) in enumerate(rows)], MARK)
+
+
+def test_backwards_in_optimizers_in_one_another_are_no_more_spans_than_in_one() -> None:
+    """Of 65,536 marks they were sixteen million, in 1.8 GiB."""
+    main = _Main(MAIN, _Works(Counter()), Counter())
+    main.advance(opened(Role.OPTIMIZER), 1000, 4000)
+    marks = again_and_again((What.BACKWARD_BEGIN, Role.NONE), (What.BACKWARD_END, Role.NONE))
+    assert len(main.advance(marks, 4000, 9000)) <= len(marks) + 1
+
+
+@pytest.mark.parametrize("outer", [Role.OPTIMIZER, Role.NONE, Role.CHECKPOINT])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        [(What.BACKWARD_BEGIN, Role.NONE), (What.BACKWARD_END, Role.NONE)],
+        [(What.RANGE_BEGIN, Role.FORWARD), (What.RANGE_END, Role.NONE)],
+        [(What.RANGE_BEGIN, Role.DATA), (What.RANGE_END, Role.DATA)],
+        [(What.RANGE_END, Role.FORWARD)],
+    ],
+)
+def test_a_mark_inside_of_many_ranges_does_not_go_through_them(outer: Role, inner: list[tuple[What, Role]]) -> None:
+    main = _Main(MAIN, _Works(Counter()), Counter())
+    main.advance(opened(outer), 1000, 4000)
+    few, many = again_and_again(*inner, times=1), again_and_again(*inner)
+    once = lines_of(lambda: main.advance(few, 4000, 9000))
+    more = lines_of(lambda: main.advance(many, 9000, 14_000)) - once
+    assert more < 60 * (len(many) - len(few))
+
+
+def test_ends_of_optimizers_inside_of_many_ranges_are_not_searched_for() -> None:
+    tracker = PhaseTracker()
+    marks = again_and_again(
+        (What.RANGE_BEGIN, Role.OPTIMIZER), (What.RANGE_END, Role.OPTIMIZER), (What.RANGE_END, Role.DATA)
+    )
+    tracker.feed(np.concatenate([opened(Role.NONE), marks]))
+    assert lines_of(tracker._optimizer_ends) < 40 * (len(marks) + DEPTH)
+    assert tracker._optimizer_ends() == marks["ts_ns"][1::3].tolist()
