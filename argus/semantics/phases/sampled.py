@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics.phases.cpu import MARK, MARKS, PHASE, SEGMENT, PhaseTracker, What
+from argus.semantics.phases.cpu import MARK, MARKS, PHASE, PIECES, SEGMENT, PhaseTracker, What
 from argus.semantics.steps.by_calls import ITERATION
 
 MOST_WINDOWS = 8
@@ -57,6 +57,8 @@ class SampledPhases:
         if not len(marks):
             return
         kept = self._marks.setdefault(rank, [])
+        if len(kept) >= PIECES:
+            kept[:] = [np.concatenate(kept)]
         if sum(map(len, kept)) + len(marks) <= MARKS:
             kept.append(marks.copy())
         else:

@@ -111,6 +111,20 @@ def test_more_marks_than_are_kept_give_no_phases_and_the_next_window_does(monkey
     assert sorted(spent(phases.split(step_rows(199, 210))[0])) == list(range(200, 205))
 
 
+def test_marks_that_come_one_by_one_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pieces are counted each time: a rank whose steps never come had as many as marks."""
+    phases, joined = SampledPhases(), SampledPhases()
+    for each, most in ((phases, 10), (joined, 1 << 20)):
+        monkeypatch.setattr(sampled, "PIECES", most)
+        each.begin(BEGIN)
+        for row in marks(100, 110):
+            each.feed(7, row.reshape(1))
+        each.end(END)
+    assert len(phases._marks[7]) <= 10
+    assert len(joined._marks[7]) == len(marks(100, 110))
+    assert spent(phases.split(step_rows(98, 112))[0]) == spent(joined.split(step_rows(98, 112))[0])
+
+
 def test_marks_of_a_window_that_was_forgotten_are_in_no_later_one() -> None:
     """It ended in a batch that took for ever."""
     phases = SampledPhases()
