@@ -43,11 +43,14 @@ from argus.live.options import Options
 from argus.live.preflight import own_library
 from argus.live.roster import Roster, _Candidate
 from argus.live.session_rows import SessionRows
+from argus.live.sides import calls as live_calls
 from argus.live.tracer import Tracer
 from argus.model import records
 from argus.model.calls import Layer
 from argus.model.losses import UNKNOWN
 from argus.model.records import Counter, StackCounter
+from argus.semantics.steps.marks import Marks
+from argus.semantics.steps.range_names import Meaning, Role, meaning_of
 from argus.store.open import open_store
 from argus.store.reader import query
 from argus.system.proc import container_of
@@ -1546,6 +1549,46 @@ def test_names_of_an_owner_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch)
     of.session.fill_look_ups(of.now)
     last = 39 * 1000 + 299
     assert of.launch(7, last) == [f"kernel_{last}"], "there is time for it now"
+
+
+def test_names_of_ranges_of_an_owner_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Names(monkeypatch)
+    begun = of.now
+    asked: list[str] = []
+
+    def meaning(name: str) -> Meaning:
+        of.now += 0.05
+        asked.append(name)
+        return meaning_of(name)
+
+    monkeypatch.setattr(live_calls, "meaning_of", meaning)
+    push = next(call.id for call in live_calls.calls.CALLS if call.kind == "nvtx_push")
+    of_pid = {7: Marks(), 8: Marks()}
+
+    def take(pid: int, *names: str) -> list[int]:
+        rows = np.zeros(len(names), records.MARK)
+        rows["call"], rows["name_len"] = push, [len(name) for name in names]
+        for row, name in zip(rows, names, strict=True):
+            row["name"][: len(name)] = np.frombuffer(name.encode(), np.uint8)
+        meanings = live_calls._Meanings(of.session, pid)
+        marks = of_pid[pid].take(rows, ends_of_backward=True, meaning=meanings.of)
+        meanings.count()
+        return list(marks["role"].tolist())
+
+    for turn in range(40):
+        of.session.fill_look_ups(of.now)
+        word = "".join(chr(97 + int(digit)) for digit in str(turn))
+        take(7, *(f"{word} {'x' * number}" for number in range(80)))
+        assert take(8, f"forward {word}") == [Role.FORWARD], "others have theirs"
+        of.now += 0.25
+    greedy_s = 0.05 * (len(asked) - 40)
+    assert greedy_s < live_session.SAVED_S + live_session.OF_LOOP * (of.now - begun) + 0.1
+    greedy, modest = of.session.jobs
+    assert of.session.losses.of(greedy)["look_ups_over_share"] == 40 * 80 - (len(asked) - 40)
+    assert of.session.losses.of(modest)["look_ups_over_share"] == 0
+    of.now += 60
+    of.session.fill_look_ups(of.now)
+    assert take(7, "forward at last") == [Role.FORWARD], "there is time for it now"
 
 
 def test_names_of_who_is_alone_are_all_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from argus.live.sides.step_rows import StepRows
 from argus.model import calls, event_kinds, records
 from argus.model.records import LOSS_COUNTERS
 from argus.semantics.steps.marks import Marks
+from argus.semantics.steps.range_names import Meaning, meaning_of
 from argus.tables import collectives, launches
 
 POLL_S = 0.02
@@ -43,6 +44,29 @@ FINISHED_S = 0.5
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
+
+
+class _Meanings:
+    """What names of a process's ranges mean, as long as its owner's part of the loop's time lasts. For one turn."""
+
+    def __init__(self, session: Session, pid: int) -> None:
+        self._session = session
+        self._pid = pid
+        self._refused = 0
+
+    def of(self, name: str) -> Meaning | None:
+        """The meaning of a name; None: there is no time for it."""
+        if not self._refused and self._session.may_look_up(self._pid):
+            with self._session.looking_up(self._pid):
+                return meaning_of(name)
+        self._refused += 1
+        return None
+
+    def count(self) -> None:
+        """Counts names for which there was no time, but the first: the session has counted that."""
+        if self._refused > 1:
+            whom = self._session.whom(self._pid)
+            self._session.losses.count("look_ups_over_share", whom, number=self._refused - 1)
 
 
 class CallSide(Side):
@@ -361,8 +385,7 @@ class CallSide(Side):
         job.groups_due = 0.0
         return of_job
 
-    @staticmethod
-    def _feed_marks(job: Job, members: dict[int, Member], marks: Mapping[int, NDArray[np.void]]) -> int:
+    def _feed_marks(self, job: Job, members: dict[int, Member], marks: Mapping[int, NDArray[np.void]]) -> int:
         """``marks``: by PID. Returns how many were of the job's."""
         number = 0
         for pid, member in members.items():
@@ -373,13 +396,14 @@ class CallSide(Side):
             its_marks = job.marks.setdefault(member.rank, Marks())
             its_marks.steps = 0 if job.by_marks is False else job.marked.wanted
             whole = of_pid["ts_ns"] < (job.ranges_until or 1 << 62)
-            taken = its_marks.take(of_pid[whole], ends_of_backward=member.target.has(TORCH_PYTHON))
-            job.feed_marks(member, taken)
+            ends, meanings = member.target.has(TORCH_PYTHON), _Meanings(self._session, pid)
+            job.feed_marks(member, its_marks.take(of_pid[whole], ends_of_backward=ends, meaning=meanings.of))
             if not whole.all():
                 # Some of the ranges' probes are there for a moment longer than others.
                 seen = ~_RANGES[of_pid["call"]] | job.sampled.covers(of_pid["ts_ns"])
                 late = of_pid[~whole & seen]
-                job.feed_marks(member, its_marks.take(late, ends_of_backward=member.target.has(TORCH_PYTHON)))
+                job.feed_marks(member, its_marks.take(late, ends_of_backward=ends, meaning=meanings.of))
+            meanings.count()
         return number
 
     # ---- the end

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter as Tally
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +35,9 @@ _NVTX = np.array([_OF_NVTX.get(call.kind, 0) for call in CALLS], np.uint8)
 STACKS = 256
 """Threads, by domain and kind of range, whose open ranges are known. Beyond, the oldest is forgotten."""
 NAMES = 4096
-"""Names whose meaning is remembered: a name with a running number is another one in each step."""
+"""Names whose meaning is remembered: of names without end those that came last, from a half of that on."""
+_NUMBERS = bytes.maketrans(b"123456789", b"000000000")
+"""The digits of a number mean nothing (``meaning_of``)."""
 
 _Row = tuple[int, int, int, int, int, int]
 """One ``MARK``."""
@@ -43,6 +47,49 @@ _Row = tuple[int, int, int, int, int, int]
 class _Name:
     meaning: Meaning
     handle: int
+
+
+_UNREAD = _Name(Meaning(Role.NONE, "", is_step=False, part=True), 0)
+"""A name for which there was no time: no step, and no part of one."""
+
+
+class _Open:
+    """Ranges open in one another, the outermost first. A step is in no other one of its name, and it is not searched
+    for."""
+
+    def __init__(self) -> None:
+        self._names: list[_Name] = []
+        self._dropped = 0
+        self._steps: dict[str, int] = {}
+        """Where those are that are called a step, by what they are called; those that were dropped are counted, too."""
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def push(self, name: _Name) -> None:
+        """A range began inside of all."""
+        if name.meaning.is_step:
+            self._steps[name.meaning.base] = self._dropped + len(self._names)
+        self._names.append(name)
+
+    def pop(self) -> _Name:
+        """The innermost one ended."""
+        name = self._names.pop()
+        if name.meaning.is_step:
+            del self._steps[name.meaning.base]
+        return name
+
+    def drop(self) -> None:
+        """The outermost one is forgotten."""
+        name = self._names.pop(0)
+        if name.meaning.is_step:
+            del self._steps[name.meaning.base]
+        self._dropped += 1
+
+    def step(self, name: _Name) -> int:
+        """Where the step of a name is open, if it is called a step. -1: nowhere."""
+        place = self._steps.get(name.meaning.base) if name.meaning.is_step else None
+        return -1 if place is None else place - self._dropped
 
 
 @dataclass
@@ -62,23 +109,31 @@ class Marks:
     counters: Tally[str] = field(default_factory=Tally)
     steps: int | None = None
     optimizers: int = 0
-    _open: dict[tuple[int, int, bool], list[_Name]] = field(default_factory=dict)
-    _names: dict[bytes, _Name] = field(default_factory=dict)
+    _open: dict[tuple[int, int, bool], _Open] = field(default_factory=dict)
+    _names: OrderedDict[bytes, _Name] = field(default_factory=OrderedDict)
     _backwards: bool = False
     """Whether a backward pass was named: the engine's own begins, which have no end, would report it twice."""
 
-    def take(self, events: NDArray[np.void], *, ends_of_backward: bool) -> NDArray[np.void]:
+    def take(
+        self,
+        events: NDArray[np.void],
+        *,
+        ends_of_backward: bool,
+        meaning: Callable[[str], Meaning | None] = meaning_of,
+    ) -> NDArray[np.void]:
         """Makes marks of records.
 
         Args:
             events: :data:`argus.model.records.MARK` rows of the process, those of each thread in order, shape (n,).
             ends_of_backward: Whether the process's backward calls have probes of their own, which report their ends,
                 too. The engine's report beginnings only, and would report them twice.
+            meaning: What the name of a range of NVTX means, asked for names that are not remembered. None: there is no
+                time for it. The range is then no step and no part of one, and its name is asked for again.
 
         Returns:
             :data:`argus.semantics.phases.cpu.MARK` rows in order of time, shape (m,).
         """
-        named = self._take_nvtx(events[_NVTX[events["call"]] != 0])
+        named = self._take_nvtx(events[_NVTX[events["call"]] != 0], meaning)
         own = _own_marks(events, engine=not ends_of_backward and not self._backwards)
         out = np.concatenate([own, np.array(named, MARK)]) if named else own
         return out[np.argsort(out["ts_ns"], kind="stable")]
@@ -88,49 +143,55 @@ class Marks:
         self._open.clear()
         self._backwards = False
 
-    def _take_nvtx(self, events: NDArray[np.void]) -> list[_Row]:
+    def _take_nvtx(self, events: NDArray[np.void], meaning: Callable[[str], Meaning | None]) -> list[_Row]:
         rows: list[_Row] = []
         columns = (events[name].tolist() for name in ("ts_ns", "tid", "handle", "name_len"))
         what = _NVTX[events["call"]].tolist()
         for place, (kind, ts, tid, handle, length) in enumerate(zip(what, *columns, strict=True)):
             key = tid, 0 if kind in (_START, _END) else handle, kind in (_START, _END)
             if kind in (_PUSH, _START, _POINT):
-                name = self._name(events["name"][place][:length].tobytes())
+                name = self._name(events["name"][place][:length].tobytes(), meaning)
                 stack = self._stack(key)
                 if kind == _POINT:
                     rows += self._step(What.STEP_BEGIN, name, ts, tid, len(stack))
                     continue
-                if name.meaning.is_step and name in stack:
-                    # A step is in no other one: the end of that was left out.
-                    self._close(rows, stack, stack.index(name), ts, tid)
+                at = stack.step(name)
+                if at >= 0:  # a step is in no other one: the end of that was left out
+                    self._close(rows, stack, at, ts, tid)
                 rows += self._begin(name, ts, tid, len(stack))
-                stack.append(name)
+                stack.push(name)
                 if len(stack) > DEPTH:
-                    del stack[0]
+                    stack.drop()
                     self.counters["ranges_unfinished"] += 1
-            elif stack := self._open.get(key, []):
-                rows += self._end(stack.pop(), ts, tid, len(stack))
+            elif ended := self._open.get(key):
+                rows += self._end(ended.pop(), ts, tid, len(ended))
             else:
                 self.counters["ranges_unmatched"] += 1
         return rows
 
-    def _stack(self, key: tuple[int, int, bool]) -> list[_Name]:
+    def _stack(self, key: tuple[int, int, bool]) -> _Open:
         if key not in self._open and len(self._open) >= STACKS:
             del self._open[next(iter(self._open))]
-        return self._open.setdefault(key, [])
+        return self._open.setdefault(key, _Open())
 
-    def _close(self, rows: list[_Row], stack: list[_Name], at: int, ts: int, tid: int) -> None:
+    def _close(self, rows: list[_Row], stack: _Open, at: int, ts: int, tid: int) -> None:
         while len(stack) > at:
             rows += self._end(stack.pop(), ts, tid, len(stack))
             self.counters["ranges_unfinished"] += 1
 
-    def _name(self, text: bytes) -> _Name:
+    def _name(self, text: bytes, meaning: Callable[[str], Meaning | None]) -> _Name:
+        text = text.translate(_NUMBERS)
         known_name = self._names.get(text)
-        if known_name is None:
-            if len(self._names) >= NAMES:
-                self._names.clear()
-            meaning = meaning_of(text.decode(errors="replace"))
-            known_name = self._names[text] = _Name(meaning, 1 + zlib.crc32(meaning.base.encode()))
+        if known_name is not None:
+            if len(self._names) > NAMES // 2:
+                self._names.move_to_end(text)
+            return known_name
+        found = meaning(text.decode(errors="replace"))
+        if found is None:
+            return _UNREAD
+        if len(self._names) >= NAMES:
+            self._names.popitem(last=False)
+        known_name = self._names[text] = _Name(found, 1 + zlib.crc32(found.base.encode()))
         return known_name
 
     def _begin(self, name: _Name, ts: int, tid: int, depth: int) -> list[_Row]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from argus.capture.process.names import KernelNames
 from argus.model import records
 from argus.model.calls import BY_SYMBOL, CALLS, Layer, Shape
 from argus.semantics.phases.cpu import DEPTH, MARK, What
-from argus.semantics.steps.marks import NAMES, STACKS, Marks
-from argus.semantics.steps.range_names import Role, meaning_of
+from argus.semantics.steps import marks as steps_marks
+from argus.semantics.steps.marks import _NUMBERS, NAMES, STACKS, Marks, _Name
+from argus.semantics.steps.range_names import Meaning, Role, meaning_of
+from tests.unit.semantics.phases.test_cpu_bounds import lines_of
 
 Array = NDArray[np.void]
 
@@ -206,6 +210,122 @@ def test_once_it_is_known_which_ranges_are_steps_no_others_are_reported() -> Non
     assert events(found) == [(4, "STEP_END", 1), (5, "STEP_BEGIN", 1)]
     known.steps = 0
     assert not len(known.take(np.concatenate([pop(6), push(7, b"step 3")]), ends_of_backward=True))
+
+
+class Plain(list[_Name]):
+    """Open ranges that are searched through."""
+
+    def push(self, name: _Name) -> None:
+        self.append(name)
+
+    def drop(self) -> None:
+        del self[0]
+
+    def step(self, name: _Name) -> int:
+        return self.index(name) if name.meaning.is_step and name in self else -1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_open_ranges_are_those_that_a_search_finds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(steps_marks, "DEPTH", rng.choice([3, 6, 256]))
+    names = [b"step %d", b"Step %d", b"iteration %d", b"forward %d", b"other", b"optimizer.step", b"backward"]
+    rows = []
+    for ts in range(300):
+        pushed, name = rng.random() < 0.6, rng.choice(names)
+        name = name % rng.randrange(2000) if b"%" in name else name
+        rows.append(push(ts, name, tid=rng.randrange(2)) if pushed else pop(ts, tid=rng.randrange(2)))
+    found, searched = Marks(), Marks()
+    expected = found.take(np.concatenate(rows), ends_of_backward=True).tolist()
+    monkeypatch.setattr(steps_marks, "_Open", Plain)
+    assert searched.take(np.concatenate(rows), ends_of_backward=True).tolist() == expected
+    assert searched.counters == found.counters
+
+
+@pytest.mark.parametrize("inner", [b"step", b"batch 3"])
+def test_a_step_inside_of_many_others_is_not_searched_for(inner: bytes) -> None:
+    """It was, in 0.1 ms a range: a process makes 50,000 a second."""
+    known = Marks()
+    words = [f"{chr(97 + i % 26)}_{chr(97 + i // 26)}_step".encode() for i in range(DEPTH - 2)]
+    known.take(np.concatenate([push(ts, word) for ts, word in enumerate(words)]), ends_of_backward=True)
+    assert len(known._open[9, 0, False]) == len(words)
+    rows = np.concatenate([push(1000, inner)] * 50)
+    known.take(rows, ends_of_backward=True)
+    assert lines_of(lambda: known.take(rows, ends_of_backward=True)) < 100 * len(rows)
+    assert known.counters["ranges_unfinished"] == 2 * len(rows) - 1
+
+
+def letters(number: int) -> str:
+    """A number without digits."""
+    return "".join(chr(97 + int(digit)) for digit in str(number))
+
+
+def test_names_without_end_do_not_make_others_forgotten() -> None:
+    asked: Counter[str] = Counter()
+
+    def meaning(name: str) -> Meaning:
+        asked[name] += 1
+        return meaning_of(name)
+
+    known = Marks()
+    for number in range(3 * NAMES):
+        rows = push(1, b"forward"), pop(2), push(3, letters(number).encode()), pop(4)
+        known.take(np.concatenate(rows), ends_of_backward=True, meaning=meaning)
+    assert asked["forward"] == 1
+    assert len(asked) == 1 + 3 * NAMES
+    assert len(known._names) == NAMES
+
+
+def test_the_numbers_in_a_name_are_no_other_names() -> None:
+    asked: list[str] = []
+
+    def meaning(name: str) -> Meaning:
+        asked.append(name)
+        return meaning_of(name)
+
+    rows = [push(ts, b"step %d of 9" % ts) for ts in range(2000)]
+    found = Marks().take(np.concatenate(rows), ends_of_backward=True, meaning=meaning)
+    assert asked == ["step 0 of 0", "step 00 of 0", "step 000 of 0", "step 0000 of 0"]
+    assert len(set(found["handle"].tolist())) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_name_means_the_same_with_other_numbers(seed: int) -> None:
+    rng = random.Random(seed)
+    parts = [
+        "step",
+        "fwd",
+        "Forward",
+        "GPU",
+        "N",
+        "zero",
+        "grad",
+        "ckpt",
+        "data",
+        "load",
+        "é",
+        "٣",
+        "_",
+        " ",
+        "#",
+        "opt",
+    ]
+    for _ in range(300):
+        text = "".join(rng.choice([*parts, str(rng.randrange(10_000))]) for _ in range(rng.randrange(8))).encode()
+        text = text[: rng.randrange(len(text) + 1)]  # also inside of a character
+        other = text.translate(_NUMBERS)
+        assert meaning_of(other.decode(errors="replace")) == meaning_of(text.decode(errors="replace"))
+
+
+def test_a_range_for_whose_name_there_was_no_time_is_nothing_and_still_has_its_end() -> None:
+    known = Marks()
+    rows = np.concatenate([push(1, b"step 1"), push(2, b"forward"), pop(3), pop(4)])
+    assert not len(known.take(rows, ends_of_backward=True, meaning=lambda name: None))
+    assert not known.counters
+    known.take(push(5, b"forward"), ends_of_backward=True, meaning=lambda name: None)
+    found = known.take(np.concatenate([push(6, b"forward"), pop(7), pop(8)]), ends_of_backward=True)
+    assert events(found) == [(6, "RANGE_BEGIN", Role.FORWARD), (7, "RANGE_END", Role.FORWARD)]
+    assert not known.counters
 
 
 @pytest.mark.parametrize(
