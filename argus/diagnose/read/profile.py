@@ -39,6 +39,8 @@ COMMUNICATION = (
 """Phases in which only NCCL's run."""
 _IDS = re.compile(r"(?:[-_.:/@](?:[0-9a-f]{8,}|\d{1,7}(?![0-9a-f])))+$")
 """Ids at the end of a name. No text matches in two ways, so that no name takes long."""
+_APART = re.compile(r"(?:uid)?[0-9]{1,10}")
+"""What a trace puts after a name and # where another job of the node had the name (``argus.live.roster``)."""
 
 
 @dataclass(frozen=True)
@@ -290,9 +292,12 @@ def _figures(query: Query, params: Mapping[str, Any], numbers: NDArray[np.int64]
 
 
 def class_name(job: str) -> str:
-    """A job's name without the ids at its end that differ from run to run: ``llama-7b-20261125-1234`` is of the class
-    ``llama-7b``."""
-    return _IDS.sub("", job) or job
+    """A job's name without what differs from run to run: the ids at its end, and what a trace puts there where another
+    job had the name. ``llama-7b-20261125-1234`` and ``llama-7b#uid1000`` are of the class ``llama-7b``."""
+    name, end = job, len(job)
+    while (at := job.rfind("#", 0, end)) > 0 and _APART.fullmatch(job, at + 1, end):
+        name, end = job[:at], at
+    return _IDS.sub("", name) or name
 
 
 def class_of(profile: Profile) -> str:

@@ -37,16 +37,16 @@ def run(
     return diagnose_store(store, job, number, keep=False)
 
 
-def run_of(store: Store, uid: int, number: int, change: str = "", container: str = "") -> Verdict:
+def run_of(store: Store, uid: int, number: int, change: str = "", container: str = "", job: str = "llama") -> Verdict:
     """The same of a user, all of whose runs have one name."""
-    run(store, "llama", number, change)
+    run(store, job, number, change)
     with Writer(store, source="test") as writer:
         writer.append("ranks", {
-            "job": "llama", "run": number, "rank": 0, "host": "node-0", "pid": [4_000_000], "local_rank": 0,
+            "job": job, "run": number, "rank": 0, "host": "node-0", "pid": [4_000_000], "local_rank": 0,
             "rank_source": "torchrun", "started": START_NS, "exe": "", "command": "", "libraries": [[]], "probes": 1,
             "state": "exited", "version": 1, "uid": uid, "container": container,
         })  # fmt: skip
-    return diagnose_store(store, "llama", number, keep=False)
+    return diagnose_store(store, job, number, keep=False)
 
 
 def test_what_another_user_runs_under_the_same_name_makes_no_regression(store: Store) -> None:
@@ -62,6 +62,18 @@ def test_what_another_user_runs_under_the_same_name_makes_no_regression(store: S
     for number in (1, 2, 3):
         set_baseline(store, "llama", number)
     assert run_of(store, 1000, 6, "void=0.08")["findings"][0]["kind"] == "regression"
+
+
+def test_who_takes_a_name_first_takes_no_baseline_away(store: Store) -> None:
+    """A process of another user had the name when the job began: a trace stores the job under another one."""
+    for number, job in ((1, "llama"), (2, "llama"), (3, "llama#uid1000")):
+        assert learn(store, run_of(store, 1000, number, job=job))
+    assert {one.name for one in list_baselines(store)} == {"llama"}
+    slower = run_of(store, 1000, 4, "void=0.08", job="llama#uid1000")
+    assert [finding["kind"] for finding in slower["findings"]] == ["regression"]
+    assert "3 healthy runs of this job class (3, 2, 1;" in slower["findings"][0]["evidence"][0]["text"]
+    theirs = run_of(store, 65534, 5, "void=0.08")
+    assert (theirs["status"], theirs["findings"]) == ("healthy", []), "of another user it says nothing"
 
 
 def test_another_users_runs_neither_take_out_nor_push_out_a_baseline(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from random import Random
 
 import pytest
 
 from argus.diagnose.read.profile import (
+    _IDS,
     class_name,
     class_of,
     from_text,
@@ -60,10 +63,30 @@ def test_ids_at_the_end_are_no_part_of_a_class(job: str, name: str) -> None:
     assert class_name(job) == name
 
 
+@pytest.mark.parametrize("suffix", ["#2", "#17", "#uid1000", "#uid1000#2", "#uid4294967294", "#3#uid7#2"])
+@pytest.mark.parametrize("job", ["llama", "llama-7b", "llama-4711", "run_1", "-12", "a#b", "c#", "d#12345678901", "#2"])
+def test_a_name_that_another_job_had_first_makes_no_other_class(job: str, suffix: str) -> None:
+    """A trace then puts something behind it (``argus.live.roster``): whoever comes first would choose the class."""
+    assert class_name(job + suffix) == class_name(job)
+
+
+def test_what_a_trace_puts_behind_a_name_is_as_long_as_it_says() -> None:
+    def expected(job: str) -> str:
+        kept = re.sub(r"(?<=.)(?:#(?:uid)?[0-9]{1,10})+\Z", "", job, flags=re.DOTALL)
+        return _IDS.sub("", kept) or kept
+
+    random = Random(5)
+    for _ in range(5_000):
+        job = "".join(random.choices(["#", "uid", "7", "1000", "a", "-", "12345678901", "\n"], k=random.randint(1, 9)))
+        assert class_name(job) == expected(job), job
+
+
 def test_no_name_is_searched_in_two_ways() -> None:
     """A pattern whose parts overlap would take 2^200 turns."""
     name = "-12345678" * 200 + "x"
     assert class_name(name) == name
+    assert class_name("#2" * 5_000 + "x").endswith("x")
+    assert class_name("x" + "#2" * 5_000) == "x"
 
 
 def test_work_is_compared_as_far_as_it_was_observed() -> None:

@@ -141,6 +141,29 @@ def test_runs_of_other_users_are_left_out(store: Store, monkeypatch: pytest.Monk
     assert history(store, "job", 13)[1]["absent"], "whose it is is not known"
 
 
+def test_runs_whose_name_another_user_had_first_are_of_the_same_class(store: Store) -> None:
+    """A trace then stores them under another name: whoever comes first would take a user's history away."""
+    runs = (("llama", 11, 1000), ("llama#2", 12, 1000), ("llama#uid1000", 13, 1000), ("llama", 12, 65534))
+    runs += (("llama", 14, 1000), ("llama#uid1000", 15, 1000), ("llama-4711#uid1000", 16, 1000), ("llama", 16, 65534))
+    for job, run, uid in runs:
+        write_run(store, job, run, 40.0)
+        learn(store, job, run, 40.0)
+        with Writer(store, source="test") as writer:
+            writer.append("ranks", {
+                "job": job, "run": run, "rank": 0, "host": "n", "pid": [4], "local_rank": 0, "rank_source": "test",
+                "started": T0, "exe": "", "command": "", "libraries": [[]], "probes": 1, "state": "exited",
+                "version": 1, "uid": uid,
+            })  # fmt: skip
+    for job, run in (("llama-4711#uid1000", 16), ("llama", 14)):
+        _, panel = history(store, job, run)
+        assert panel["table"] is not None
+        rows = [(row[1], row[0], row[-2]) for row in panel["table"]["rows"]]
+        assert rows == [(of, number, "yes") for of, number, uid in reversed(runs) if uid == 1000]
+    _, panel = history(store, "llama", 16)
+    assert panel["table"] is not None
+    assert [(row[1], row[0]) for row in panel["table"]["rows"]] == [("llama", 16), ("llama", 12)]
+
+
 def test_a_run_without_others_says_so(store: Store) -> None:
     write_run(store, "alone", 11, 40.0)
     _, panel = history(store, "alone", 11)
