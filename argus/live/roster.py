@@ -6,9 +6,10 @@ workers inherit it and launchers import it. Until then it is a candidate: let th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
@@ -127,7 +128,7 @@ class Roster:
         pids = {target.pid for target in targets}
         now = time.monotonic()
         self.admission.fill((), (target.identity.owner for target in targets), now)
-        for target in sorted(targets, key=_without_rank):
+        for target in _in_order(targets, named=self._job_name is not None):
             # A child of another target with its parent's rank is a helper; a launcher has no rank. Either is a rank
             # only once it makes calls.
             helper = parent_of(target.pid) in pids and target.identity.rank >= 0
@@ -386,7 +387,7 @@ class Roster:
                 # One that ended before anybody knew it: its records are counted as records_without_rank.
                 known = self._candidates.get(pid)
                 found.append(known.target if known is not None and known.target is not None else _inspected(pid))
-        for target in sorted(found, key=_without_rank):
+        for target in _in_order(found, named=self._job_name is not None):
             owner = target.identity.owner
             with self._guard(target.pid, ranks=True), self.admission.joining(owner), suppress(OSError):
                 job, member = self._adopt(target)
@@ -449,11 +450,11 @@ class Roster:
         """The attempt and the rank that a process belongs to."""
         wanted = self._job_name or target.identity.job or "job"
         numbered = target.identity.rank >= 0
-        for number in range(1, len(self.jobs) + 2):
+        for name in _names(wanted, target.identity.uid, self._current):
             # Two jobs of one name on a node (the same script twice): a rank that is held belongs to another one.
-            name = wanted if number == 1 else f"{wanted}#{number}"
             job = self._current.get(name)
             if job is None:
+                _say_whose(self._session, self._current.get(wanted), name, target)
                 run = self._run
                 if self.past["jobs"] and (name in self._forgotten or len(self._forgotten) == KEPT_NAMES):
                     # Rows of that name are there.
@@ -480,7 +481,7 @@ class Roster:
             why = f"{name} has had {MOST_RANKS} processes" if job.holder(rank) is None else again
             self._session.note(f"{why}: a new run")
             return self._open(name, max(int(time.time()), job.run + 1), target), rank
-        raise AssertionError("there is one name more than there are jobs")
+        raise AssertionError("names do not end")
 
     def _open(self, name: str, run: int, target: Target) -> Job:
         job = Job(name, run, target.identity.lineage, target.identity.owner)
@@ -573,6 +574,24 @@ class Roster:
         return self.files.attached
 
 
+def _names(wanted: str, uid: int, current: Mapping[str, Job]) -> Iterator[str]:
+    """Names under which a user's job is stored, without end: what it is called, or, where another user's job has that
+    name, the user's number behind it. All nodes agree on that, and so do all runs; whose job came first they do not.
+    Further jobs of the user are numbered.
+
+    Args:
+        wanted: What the job is called.
+        uid: Of the user; below 0: not known.
+        current: The newest attempts, by name.
+    """
+    apart = f"{wanted}#uid{uid}"
+    has, has_apart = (current[name].owner[0] if name in current else None for name in (wanted, apart))
+    # Once the other job is forgotten the name is free, and ranks may yet join.
+    first = apart if uid >= 0 and (has_apart == uid if has is None else has != uid) else wanted
+    yield first
+    yield from (f"{first}#{number}" for number in itertools.count(2))
+
+
 def _may_join(job: Job, target: Target, *, named: bool) -> bool:
     """Whether a process may be a rank of a job that has begun, whatever it says of itself: it belongs to the same user,
     and runs in the same container, unless that one is no more or who runs Argus named the job."""
@@ -583,9 +602,23 @@ def _may_join(job: Job, target: Target, *, named: bool) -> bool:
     return container == job.owner[1] or over or named
 
 
-def _without_rank(target: Target) -> bool:
-    """A key by which processes that a launcher numbered come first: a name that was given is theirs."""
-    return target.identity.rank < 0
+def _in_order(targets: Sequence[Target], *, named: bool) -> list[Target]:
+    """Those that a launcher numbered first: a name that was given is theirs. ``named``: who runs Argus gave it, perhaps
+    on several nodes. On each it is the user's who has most ranks there, not whose process is the oldest."""
+    ranks = Tally(target.identity.uid for target in targets if target.identity.rank >= 0)
+
+    def place(target: Target) -> tuple[bool, int, int]:
+        uid = target.identity.uid
+        return target.identity.rank < 0, -ranks[uid] * named, uid * named
+
+    return sorted(targets, key=place)
+
+
+def _say_whose(session: Session, held: Job | None, name: str, target: Target) -> None:
+    """A note, if a job gets another name since the one that has its own is another user's. ``held``: that one."""
+    if held is not None and held.owner[0] != target.identity.uid:
+        ranks = f"ranks of uid {target.identity.uid} are stored as {name}"
+        session.note(f"a job of uid {held.owner[0]} has the name {held.name}: {ranks}")
 
 
 def _cpu_rank(pid: int, candidate: _Candidate, below: Iterable[Identity]) -> Target | None:

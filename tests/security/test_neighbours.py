@@ -17,6 +17,7 @@ from collections import Counter as Tally
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,7 @@ from argus.capture.process.pytorch import LAYOUTS
 from argus.capture.process.targets import Identity, Libraries, Target, find_libraries
 from argus.capture.sampler import StackProbes
 from argus.live import job as live_job
+from argus.live import roster as live_roster
 from argus.live import session as live_session
 from argus.live.cost import admission
 from argus.live.cost.budget import BudgetSide
@@ -187,8 +189,85 @@ def placed(*ranks: Target, job: str | None = None) -> list[str]:
 
 def test_users_are_distinguished_whatever_their_environments_say() -> None:
     ranks = rank(1 << 22, 0, (1000, "")), rank(1 + (1 << 22), 3, (NOBODY, "")), rank(2 + (1 << 22), 1, (1000, ""))
-    assert placed(*ranks) == ["llama", "llama#2", "llama"]
-    assert placed(*ranks, job="mine") == ["mine", "mine#2", "mine"]
+    assert placed(*ranks) == ["llama", "llama#uid65534", "llama"]
+    assert placed(*ranks, job="mine") == ["mine", "mine#uid65534", "mine"]
+
+
+def ranks_of(*owners: tuple[int, str], first: int = 1 << 22) -> list[Target]:
+    """A rank of each, in the order in which they start, numbered for each of the users."""
+    seen: Tally[int] = Tally()
+    ranks = []
+    for place, owner in enumerate(owners):
+        ranks.append(rank(first + place, seen[owner[0]], owner))
+        seen[owner[0]] += 1
+    return ranks
+
+
+@pytest.mark.parametrize("job", [None, "mine"])
+def test_a_name_that_is_held_becomes_the_same_on_all_nodes_and_in_all_runs(job: str | None) -> None:
+    """Whoever comes first has the name. What the others' jobs are called does not depend on who came when."""
+    a, b, c = (1000, ""), (NOBODY, ""), (1001, "")
+    wanted = job or "llama"
+    first, second = placed(*ranks_of(b, c, a, a), job=job), placed(*ranks_of(b, a, c, a), job=job)
+    assert first == [wanted, f"{wanted}#uid1001", f"{wanted}#uid1000", f"{wanted}#uid1000"]
+    assert second == [wanted, f"{wanted}#uid1000", f"{wanted}#uid1001", f"{wanted}#uid1000"]
+
+
+def test_whose_the_name_of_a_job_is_is_noted_once() -> None:
+    session = a_session(run=1)
+    session.probes = SimpleNamespace(remove_target=lambda pid: None)  # type: ignore[assignment]
+    roster = Roster(session, KernelNames())
+    for each in ranks_of((NOBODY, ""), (1000, ""), (1000, ""), (1000, "")):
+        roster._adopt(each)
+    said = [note for note in session.notes if "has the name" in note]
+    assert said == ["a job of uid 65534 has the name llama: ranks of uid 1000 are stored as llama#uid1000"]
+
+
+def test_who_calls_a_job_what_another_one_would_be_called_gets_no_ranks_of_it() -> None:
+    squatter = rank(1 << 22, 0, (NOBODY, ""))
+    squatter.identity = replace(squatter.identity, job="llama#uid1000")  # type: ignore[misc]
+    theirs = ranks_of((1000, ""), (1000, ""), first=2 + (1 << 22))
+    assert placed(squatter, *theirs) == ["llama#uid1000", "llama", "llama"]
+    both = ranks_of((NOBODY, ""), (1000, ""), (1000, ""), first=2 + (1 << 22))
+    assert placed(squatter, *both) == ["llama#uid1000", "llama", *["llama#uid1000#2"] * 2]
+
+
+def test_ranks_join_their_job_also_once_the_name_is_free() -> None:
+    session = a_session(run=1)
+    session.probes = SimpleNamespace(remove_target=lambda pid: None)  # type: ignore[assignment]
+    roster = Roster(session, KernelNames())
+    other, first, second, third = ranks_of((NOBODY, ""), (1000, ""), (1000, ""), (1000, ""))
+    jobs = [roster._adopt(each)[0] for each in (other, first)]
+    del roster._current["llama"]  # as take_over does
+    assert roster._adopt(second)[0] is jobs[1]
+    del roster._current["llama#uid1000"]
+    assert roster._adopt(third)[0].name == "llama"
+
+
+def test_jobs_are_distinguished_as_by_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the names of other users' jobs differ, and of one user's none does."""
+
+    def numbered(wanted: str, uid: int, current: object) -> Iterator[str]:
+        return (wanted if number == 1 else f"{wanted}#{number}" for number in itertools.count(1))
+
+    random = Random(11)
+    for turn in range(200):
+        users, job = [1000] if turn % 2 else [1000, 1001, NOBODY], random.choice([None, "mine"])
+        targets = []
+        for place in range(random.randint(1, 12)):
+            owner = random.choice(users), random.choice(["", "", "pod a", "pod b"])
+            target = rank(place + (1 << 22), random.randint(-1, 3), owner)
+            lineage, called = random.choice(["node0/29500", "node0/29501"]), random.choice(["llama", "llama", "gpt"])
+            target.identity = replace(target.identity, lineage=lineage, job=called)  # type: ignore[misc]
+            target.alive = random.choice([lambda: True, lambda: True, lambda: False])  # type: ignore[method-assign]
+            targets.append(target)
+        found = placed(*targets, job=job)
+        with monkeypatch.context() as patch:
+            patch.setattr(live_roster, "_names", numbered)
+            expected = placed(*targets, job=job)
+        assert len(set(zip(found, expected, strict=True))) == len(set(found)) == len(set(expected))
+        if len(users) == 1:
+            assert found == expected
 
 
 def test_a_name_that_was_given_is_that_of_ranks_with_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +288,24 @@ def test_a_name_that_was_given_is_that_of_ranks_with_a_launcher(monkeypatch: pyt
     monkeypatch.setattr(roster, "_attach", lambda running: None)
     assert roster.adopt_callers(set(by_pid))
     names = {pid: (job.name, member.rank) for pid, (job, member) in roster.by_pid.items()}
-    assert [names[target.pid] for target in targets] == [("llama#2", 0), ("llama", 0), ("llama", 1)]
+    assert [names[target.pid] for target in targets] == [("llama#uid65534", 0), ("llama", 0), ("llama", 1)]
+
+
+def test_a_name_that_was_given_is_that_of_the_user_with_most_ranks() -> None:
+    """It is on each node, whoever's processes are older there: else a job's ranks would have two names."""
+    a, b = (1000, ""), (1001, "")
+    for users in ((b, a, a, a), (a, b, a, a), (a, a, b, a), (b, a), (a, b)):
+        targets = ranks_of(*users)
+        found = live_roster._in_order(targets, named=True)
+        names = placed(*found, job="mine")
+        assert {each.identity.owner: name for each, name in zip(found, names, strict=True)} == {
+            a: "mine",
+            b: "mine#uid1001",
+        }
+        assert live_roster._in_order(targets, named=False) == targets
+    alone = [rank(place + (1 << 22), number, a) for place, number in enumerate((2, -1, 0, 1, -1))]
+    for given in (True, False):
+        assert [each.pid - (1 << 22) for each in live_roster._in_order(alone, named=given)] == [0, 2, 3, 1, 4]
 
 
 def test_containers_are_distinguished_unless_the_job_is_named() -> None:
@@ -1238,13 +1334,13 @@ def test_a_flood_beside_a_job_takes_nothing_from_it(store_url: str, tmp_path: Pa
     assert {row["pid"]: (row["job"], row["uid"]) for row in ranks} == {
         **dict.fromkeys(job.pids, ("llama", os.geteuid())),
         **dict.fromkeys(steady.pids, ("steady", os.geteuid())),
-        flood.pid: ("llama#2", NOBODY),
+        flood.pid: ("llama#uid65534", NOBODY),
     }
     assert {row["counter"] for row in losses if row["job"] in ("llama", "steady")} == set()
-    assert "processes_ignored" in {row["counter"] for row in losses if row["job"] == "llama#2"}
+    assert "processes_ignored" in {row["counter"] for row in losses if row["job"] == "llama#uid65534"}
     shares = {(row["job"], row["signal"]): row["share"] for row in seen}
     assert shares["llama", "launches"] == shares["llama", "collectives"] == 1
-    assert shares["llama#2", "calls"] == 0
+    assert shares["llama#uid65534", "calls"] == 0
     assert counted["n"] == 2 * PACED_LAUNCHES
     for rank in range(2):
         counts = json.loads((tmp_path / f"log-{rank}").read_text().splitlines()[-1])["counts"]
