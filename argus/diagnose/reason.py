@@ -23,6 +23,7 @@ from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.query import Query
 from argus.diagnose.verdict import Verdict
 from argus.model.counters import describe_all
+from argus.model.text import named
 from argus.model.units import duration, listed, ranks_text
 
 NOTHING = "nothing to diagnose"
@@ -91,12 +92,29 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
 
 
 def _of_several_users(case: Case) -> str:
-    """That ranks may be another job's, to which somebody gave the same name and run on another node."""
+    """That ranks may be another job's, to which somebody gave the same name and run on another node, or that others of
+    the job have another name: where another user's job had it first, a trace puts the user's number behind it."""
     users = case.query(queries.RANK_USERS, case.params)
+    apart = _stored_apart(case, users["uid"].tolist())
     if len(users["uid"]) < 2:
-        return ""
+        return apart
     each = [f"uid {uid} on {listed(hosts)}" for uid, hosts in zip(users["uid"].tolist(), users["hosts"], strict=True)]
-    return f"ranks of several users are stored under this name ({'; '.join(each[:4])}): are all of them this job's?"
+    several = f"ranks of several users are stored under this name ({'; '.join(each[:4])}): are all of them this job's?"
+    return _joined(several, apart)
+
+
+def _stored_apart(case: Case, users: list[int]) -> str:
+    name, _, user = str(case.params["job"]).rpartition("#uid")
+    others = [name] if name and user.isdecimal() else [f"{case.params['job']}#uid{uid}" for uid in users[:64]]
+    if not users:
+        return ""
+    found = case.query(queries.RANKS_APART, {**case.params, "others": others})
+    each = [
+        f"ranks of uid {uid} on {listed(hosts)} are stored as '{named(str(job))}'"
+        for uid, job, hosts in zip(*(found[one].tolist() for one in ("uid", "job", "hosts")), strict=True)
+    ]
+    why = ": where another user's job has the name, a job is stored under another one"
+    return ", ".join(each[:4]) + why if each else ""
 
 
 def name_failed(verdict: Verdict, failed: Iterable[str]) -> None:

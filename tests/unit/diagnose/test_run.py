@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -23,6 +24,7 @@ from argus.diagnose.iteration.regression import Regression, find_regression, mor
 from argus.diagnose.ranks.lateness import Straggler, by_chance, find_episode, find_onset, find_stragglers, lateness_of
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import runnable_sql
+from argus.diagnose.reason import _stored_apart
 from argus.diagnose.run import diagnose
 from argus.diagnose.save import save
 from argus.diagnose.stored import diagnose_store
@@ -626,6 +628,31 @@ def test_ranks_of_several_users_under_one_name_are_mentioned(store: Store) -> No
             client.command("DELETE FROM ranks WHERE host IN ('node7', 'node8')")
     assert "several users" not in reason
     assert "(uid 1000 on node7; uid 2000 on node8): are all of them this job's?" in found
+
+
+def test_ranks_that_a_node_stored_under_another_name_are_mentioned(store: Store) -> None:
+    """Another user's job had the name there. Each of both names leads to the other one."""
+    columns = "SELECT * REPLACE('{job}' AS job, {rank} AS rank, '{host}' AS host, {uid} AS uid) FROM ranks"
+    where = "WHERE ranks.job = 'slow' AND ranks.pid = 100 AND ranks.host = 'node-0'"
+    made = (("slow", 3, "node7", 1000), ("slow#uid1000", 4, "node8", 1000), ("slow#uid1000", 5, "node7", 1000))
+    made += (("slow#uid2000", 6, "node9", 2000), ("slow#2", 7, "node9", 1000), ("slow#uid1000", 8, "node9", 3000))
+    made += (("slow", 9, "node6", 1000),)
+    with store.lease() as client:
+        try:
+            for job, number, host, uid in made:
+                values = columns.format(job=job, rank=number, host=host, uid=uid)
+                client.command(f"INSERT INTO ranks {values} {where}")
+            found = diagnose_store(store, "slow", 1)["reason"]
+            case: Any = SimpleNamespace(params={"job": "slow#uid1000", "run": 1}, query=partial(query_columns, store))
+            other = _stored_apart(case, [1000])
+            case.params["run"] = 2
+            none = _stored_apart(case, [1000])
+        finally:
+            client.command("DELETE FROM ranks WHERE host IN ('node6', 'node7', 'node8', 'node9')")
+    why = ": where another user's job has the name, a job is stored under another one"
+    assert found.endswith(f"ranks of uid 1000 on node8 are stored as 'slow#uid1000'{why}")
+    assert "several users" not in found
+    assert (other, none) == (f"ranks of uid 1000 on node6 are stored as 'slow'{why}", "")
 
 
 @pytest.mark.thorough(first=4)

@@ -67,3 +67,12 @@ RANK_USERS = """
 SELECT uid, arraySort(groupUniqArray(host)) AS hosts FROM ranks
 WHERE job = {job:String} AND run = {run:UInt32} AND uid >= 0 GROUP BY uid ORDER BY uid
 """
+
+RANKS_APART = """
+SELECT uid, job, arraySort(groupUniqArray(host)) AS hosts FROM ranks
+WHERE job IN {others:Array(String)} AND run = {run:UInt32}
+  AND uid IN (SELECT uid FROM ranks WHERE job = {job:String} AND run = {run:UInt32})
+  AND (uid, host) NOT IN (SELECT uid, host FROM ranks WHERE job = {job:String} AND run = {run:UInt32})
+GROUP BY uid, job ORDER BY uid, job
+"""
+"""Ranks of a run's users that other nodes stored under another name of the job."""
