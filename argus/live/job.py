@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter as Tally
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +34,8 @@ from argus.semantics.steps.thinned import ThinnedSteps
 KEPT_COMMUNICATORS = 1024
 """Communicators of a job that are remembered, on this host. Large jobs have some thirty a rank; one that makes new ones
 for ever has as many as it lives long."""
+KEPT_CONTROL = 1024
+"""Newest calls about communicators that are kept of a rank."""
 QUEUE_NOTES = 256
 """Newest moments at which it is remembered for how long a rank had waited for a CPU: of more than a hundred windows."""
 
@@ -82,6 +84,10 @@ _WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 f
 """What each probed call does, ``semantics.phases.gpu.What``; 0: no collective of NCCL."""
 _COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
 """By number: whether a call is a collective."""
+_ENDS = frozenset(call.id for call in CALLS if call.kind == "comm_end")
+_MAKES = frozenset(call.id for call in CALLS if call.kind in ("comm_init", "comm_split"))
+_OF_LIFE = np.array(sorted(_ENDS | _MAKES))
+"""Calls that end or make a communicator."""
 
 
 @dataclass
@@ -454,10 +460,12 @@ class Job:
         longest_ago = set(itertools.islice(self.traffic, most))
         self.forgotten += len(longest_ago - self.ended)
         gone = (self.ended - remembered) | longest_ago
-        if gone:
-            self._forget_communicators(gone)
+        self.ended -= gone
+        self._forget_communicators(gone)
 
     def _forget_communicators(self, gone: set[tuple[int, int]]) -> None:
+        if not gone:
+            return
         if self.alignment is not None and self.alignment.parts is not None:
             self.alignment.gone |= gone
         for rank, comm in gone:
@@ -465,10 +473,9 @@ class Job:
             self.named.get(rank, {}).pop(comm, None)
             self.places.get(rank, {}).pop(comm, None)
         self.handles -= gone
-        self.ended -= gone
-        for rank in {rank for rank, _ in gone} & self.recent.keys():
-            calls = self.recent[rank]
-            self.recent[rank] = calls[~np.isin(calls["comm"], [comm for each, comm in gone if each == rank])]
+        for rank, comms in _by_rank(gone).items():
+            if (calls := self.recent.get(rank)) is not None:
+                self.recent[rank] = calls[~np.isin(calls["comm"], np.array(comms, np.uint64))]
         kept = [key not in gone for key in zip(self.placed["rank"].tolist(), self.placed["comm"].tolist(), strict=True)]
         self.placed = self.placed[kept]
         # What was said of them stays as it is, whatever has their addresses next.
@@ -516,25 +523,61 @@ class Job:
         for handle in fresh:
             places[handle] = None if offset is None else read_place(member.target.pid, handle, offset)
 
-    def keep_control(self, rank: int, events: NDArray[np.void]) -> None:
-        """Remembers calls about communicators.
+    def keep_control(self, ranks: int | NDArray[np.uint32], events: NDArray[np.void]) -> None:
+        """Remembers calls about communicators. What was called before one was made at an address is not its own.
+
+        All that is kept is gone through once, however many there are.
 
         Args:
-            rank: Global rank.
-            events: CONTROL rows, in order.
+            ranks: Global rank of each, shape (n,), or of all.
+            events: CONTROL rows, each rank's in order, shape (n,).
         """
-        for call, handle in zip(events["call"].tolist(), events["handle"].tolist(), strict=True):
+        if not len(events):
+            return
+        ranks = np.broadcast_to(np.asarray(ranks), len(events))
+        of_life = np.isin(events["call"], _OF_LIFE)
+        columns = (ranks[of_life], *(events[name][of_life] for name in ("call", "handle", "ts_ns")))
+        made: dict[tuple[int, int], int] = {}
+        others: set[tuple[int, int]] = set()
+        """Of which another one, that was seen to end, had the address."""
+        for rank, call, handle, ts_ns in zip(*(column.tolist() for column in columns), strict=True):
             key = rank, handle
-            if CALLS[call].kind == "comm_end":
+            if call in _ENDS:
                 self.ended.add(key)
-            elif CALLS[call].kind in ("comm_init", "comm_split"):
-                self.places.get(rank, {}).pop(handle, None)  # another object has had this address
-                if self.alignment is not None and self.alignment.parts is not None:
-                    self.alignment.gone.add(key)
-                if key in self.ended:
-                    self._forget_communicators({key})
-        before = self.control.get(rank, np.empty(0, records.CONTROL))
-        self.control[rank] = np.concatenate([before, events])[-1024:]
+                continue
+            made[key] = max(ts_ns, made.get(key, 0))
+            if key in self.ended:
+                self.ended.remove(key)
+                others.add(key)
+        for rank, handle in made:
+            self.places.get(rank, {}).pop(handle, None)  # another object has had this address
+        if self.alignment is not None and self.alignment.parts is not None:
+            self.alignment.gone |= made.keys()
+        self._forget_communicators(others)
+        for rank, handles in _by_rank(made).items():
+            if (calls := self.recent.get(rank)) is not None:
+                self.recent[rank] = calls[~_before(calls, {handle: made[rank, handle] for handle in handles})]
+        order = np.argsort(ranks, kind="stable")
+        of_ranks, starts = np.unique(ranks[order], return_index=True)
+        for rank, places in zip(of_ranks.tolist(), np.split(order, starts[1:]), strict=True):
+            before = self.control.get(rank, np.empty(0, records.CONTROL))
+            self.control[rank] = np.concatenate([before, events[places[-KEPT_CONTROL:]]])[-KEPT_CONTROL:]
+
+
+def _by_rank(keys: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Handles by rank."""
+    handles: dict[int, list[int]] = defaultdict(list)
+    for rank, handle in keys:
+        handles[rank].append(handle)
+    return handles
+
+
+def _before(calls: NDArray[np.void], made: Mapping[int, int]) -> NDArray[np.bool_]:
+    """Which COLLECTIVE rows are of these handles, and not later than the time given of them, ns. Shape (n,)."""
+    handles = np.array(sorted(made), np.uint64)
+    times = np.array([made[handle] for handle in handles.tolist()], np.uint64)
+    place = np.minimum(np.searchsorted(handles, calls["comm"]), len(handles) - 1)
+    return np.asarray((handles[place] == calls["comm"]) & (calls["ts_ns"] <= times[place]))
 
 
 def _handles(rows: NDArray[np.void]) -> NDArray[np.void]:

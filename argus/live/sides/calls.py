@@ -43,7 +43,6 @@ FINISHED_S = 0.5
 
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
-_COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
 
 
 class _Meanings:
@@ -372,16 +371,8 @@ class CallSide(Side):
             "communicator_calls",
             collectives.communicator_calls(events, self._session.origin(job), rank),
         )
-        for pid in np.unique(events["pid"]):
-            of_pid = events[events["pid"] == pid]
-            rank_of_pid = members[int(pid)].rank
-            job.keep_control(rank_of_pid, of_pid)
-            recent = job.recent.get(rank_of_pid)
-            if recent is not None:
-                # A communicator made where another one was: what was called there before is not its own.
-                for event in of_pid[np.isin(of_pid["call"], _COMM_MADE)]:
-                    recent = recent[(recent["comm"] != event["handle"]) | (recent["ts_ns"] > event["ts_ns"])]
-                job.recent[rank_of_pid] = recent
+        order = np.argsort(events["pid"], kind="stable")
+        job.keep_control(rank[order], events[order])
         job.groups_due = 0.0
         return of_job
 

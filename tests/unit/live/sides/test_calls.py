@@ -1,0 +1,183 @@
+"""Calls of communicators, as the tracer takes them in: what is kept is what it was when each record was taken alone,
+and how often it is gone through does not grow with the records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus.live import job as job_module
+from argus.live.job import Job, Member
+from argus.live.sides.calls import CallSide
+from argus.model.calls import BY_SYMBOL, CALLS
+from argus.model.records import COLLECTIVE, CONTROL
+from argus.semantics.groups.communicators import COMMUNICATOR
+from argus.semantics.groups.mesh import Traffic
+from tests.builders.sessions import a_session
+
+INIT, DESTROY, QUERY = (BY_SYMBOL[name].id for name in ("ncclCommInitRank", "ncclCommDestroy", "ncclCommCount"))
+SPLIT, ALL_REDUCE = (BY_SYMBOL[name].id for name in ("ncclCommSplit", "ncclAllReduce"))
+KEY = tuple[int, int]
+
+
+class Side:
+    """Calls of a job whose processes' numbers are those in ``ranks``."""
+
+    def __init__(self, job: Job, ranks: dict[int, int], session: Any = None) -> None:
+        self.job = job
+        self.session = session or a_session(SimpleNamespace(append=lambda *_: None), jobs=[job])
+        self.members = {}
+        for pid, rank in ranks.items():
+            target: Any = SimpleNamespace(pid=pid, libraries=[], has=lambda _: False, identity=SimpleNamespace())
+            self.members[pid] = job.members[pid] = Member(target, rank, "order")
+            self.session.roster.by_pid[pid] = job, self.members[pid]
+        probing: Any = SimpleNamespace(until_ns=lambda _: 1 << 62, feed=lambda *_: None)
+        self.calls = CallSide(self.session, SimpleNamespace(), probing, *[SimpleNamespace()] * 2)  # type: ignore[arg-type]
+        self.pids = np.array(sorted(ranks), np.uint32)
+        self.ranks = np.array([ranks[pid] for pid in sorted(ranks)], np.uint32)
+
+    def control(self, *events: NDArray[np.void]) -> None:
+        self.calls._feed_control(self.job, self.members, np.concatenate(events), self.pids, self.ranks)
+
+    def collectives(self, *events: NDArray[np.void]) -> None:
+        self.calls._feed_collectives(self.job, self.members, np.concatenate(events), self.pids, self.ranks)
+
+
+def about(pid: int, calls: Any, handles: Any, ts_ns: Any) -> NDArray[np.void]:
+    """CONTROL rows of a process."""
+    rows = np.zeros(max(np.size(calls), np.size(handles), np.size(ts_ns)), CONTROL)
+    rows["pid"], rows["call"], rows["handle"], rows["ts_ns"] = pid, calls, handles, ts_ns
+    return rows
+
+
+def called(pid: int, comms: Any, ts_ns: Any) -> NDArray[np.void]:
+    """COLLECTIVE rows of a process."""
+    rows = np.zeros(max(np.size(comms), np.size(ts_ns)), COLLECTIVE)
+    rows["pid"], rows["call"], rows["comm"], rows["ts_ns"], rows["count"] = pid, ALL_REDUCE, comms, ts_ns, 4
+    return rows
+
+
+def placed(keys: list[KEY]) -> NDArray[np.void]:
+    rows = np.zeros(len(keys), COMMUNICATOR)
+    rows["rank"], rows["comm"] = zip(*keys, strict=True)
+    return rows
+
+
+# ---- communicators that are made and ended
+
+
+class OneByOne:
+    """What is kept, as it was when every record went through all of it."""
+
+    def __init__(self) -> None:
+        self.recent: dict[int, list[KEY]] = {}
+        self.placed: list[KEY] = []
+        self.known: set[KEY] = set()
+        self.ended: set[KEY] = set()
+        self.gone: set[KEY] = set()
+        self.in_memory: set[KEY] = set()
+        self.control: dict[int, list[KEY]] = {}
+
+    def keep_control(self, rank: int, events: NDArray[np.void]) -> None:
+        for call, handle in zip(events["call"].tolist(), events["handle"].tolist(), strict=True):
+            key = rank, handle
+            if CALLS[call].kind == "comm_end":
+                self.ended.add(key)
+            elif CALLS[call].kind in ("comm_init", "comm_split"):
+                self.in_memory.discard(key)
+                self.gone.add(key)
+                if key in self.ended:
+                    for kept in (self.known, self.ended):
+                        kept.discard(key)
+                    self.placed = [each for each in self.placed if each != key]
+                    self.recent[rank] = [each for each in self.recent.get(rank, []) if each[0] != handle]
+        for call, handle, ts_ns in zip(*(events[name].tolist() for name in ("call", "handle", "ts_ns")), strict=True):
+            if CALLS[call].kind in ("comm_init", "comm_split"):
+                self.recent[rank] = [e for e in self.recent.get(rank, []) if e[0] != handle or e[1] > ts_ns]
+        kept_before = self.control.get(rank, [])
+        self.control[rank] = [*kept_before, *pairs_of(events, "handle", "ts_ns")][-9:]
+
+
+def pairs_of(rows: NDArray[np.void], *names: str) -> list[KEY]:
+    return list(zip(*(rows[name].tolist() for name in names), strict=True))
+
+
+def state(job: Job) -> dict[str, Any]:
+    return {
+        "recent": {rank: pairs_of(rows, "comm", "ts_ns") for rank, rows in job.recent.items()},
+        "placed": pairs_of(job.placed, "rank", "comm"),
+        "known": set(job.traffic),
+        "handles": job.handles,
+        "ended": job.ended,
+        "gone": job.alignment.gone if job.alignment is not None else set(),
+        "in_memory": {(rank, comm) for rank, of in job.places.items() for comm in of},
+        "control": {rank: pairs_of(rows, "handle", "ts_ns") for rank, rows in job.control.items()},
+    }
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_kept_is_what_it_was_record_by_record(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of two ranks, one of them with a helper, end and make communicators at few addresses."""
+    monkeypatch.setattr(job_module, "KEPT_CONTROL", 9)
+    random = np.random.default_rng(seed)
+    ranks = {11: 1, 12: 0, 13: 1}
+    job, plain = Job("job", 1), OneByOne()
+    side = Side(job, ranks)
+    job.alignment = job_module.Alignment(parts=iter(()))  # type: ignore[arg-type]
+    far = int(random.choice([0, 3 << 61]))  # of groups at an address that had many
+    for turn in range(4):
+        for rank in (0, 1):
+            rows = called(0, far + random.integers(1, 6, 8), 100 * turn + np.sort(random.integers(0, 130, 8)))
+            keys = [(rank, comm) for comm in sorted(set(rows["comm"].tolist()))]
+            job.recent[rank] = np.concatenate([job.recent.get(rank, rows[:0]), rows])
+            job.traffic.update((key, Traffic()) for key in keys)
+            job.handles.update(keys)
+            job.places.setdefault(rank, {}).update((comm, None) for _, comm in keys)
+            job.placed = np.concatenate([job.placed, placed(keys)])
+            plain.recent.setdefault(rank, []).extend(pairs_of(rows, "comm", "ts_ns"))
+            plain.known.update(keys)
+            plain.in_memory.update(keys)
+            plain.placed += keys
+        number = int(random.integers(1, 14))
+        events = about(0, random.choice([INIT, DESTROY, QUERY, SPLIT], number), 0, 0)
+        events["pid"] = random.choice(list(ranks), number)
+        events["handle"] = far + random.integers(0, 6, number)
+        events["ts_ns"] = 100 * turn + random.integers(0, 130, number)
+        side.control(events)
+        for pid in np.unique(events["pid"]).tolist():
+            plain.keep_control(ranks[pid], events[events["pid"] == pid])
+        now = state(job)
+        assert now.pop("handles") == plain.known
+        plain.recent = {rank: calls for rank, calls in plain.recent.items() if rank in now["recent"]}
+        assert now == vars(plain)
+
+
+class Counted(np.ndarray[Any, Any]):
+    """Counts how often anything is taken from it, or from what was."""
+
+    taken: ClassVar[Counter[str]] = Counter()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.taken["times"] += 1
+        return super().__getitem__(key)
+
+
+def test_communicators_that_come_and_go_have_what_is_kept_gone_through_once_a_turn() -> None:
+    pairs = 1000
+    events = [about(pid, [DESTROY, INIT] * pairs, 77, 5000 + np.arange(2 * pairs)) for pid in (1, 2)]
+    events += [about(pid, INIT, 1000 + np.arange(pairs), 9000) for pid in (1, 2)]
+    job = Job("job", 1)
+    side = Side(job, {1: 0, 2: 0})
+    job.recent[0] = called(1, 70 + np.arange(4096) % 10, np.arange(4096)).view(Counted)
+    job.placed = placed([(0, 70 + comm) for comm in range(10)]).view(Counted)
+    Counted.taken.clear()
+    side.control(*events)
+    assert Counted.taken["times"] < 40
+    assert 77 not in job.recent[0]["comm"].tolist()
+    assert len(job.recent[0]) == 4096 - 409
+    assert 77 not in job.placed["comm"].tolist()
