@@ -96,13 +96,14 @@ class Alignment:
 
     Attributes:
         parts: What does some of it each time; None: it has not begun.
-        gone: Rank and handle of communicators that were forgotten since it began: what has their addresses now is
-            another.
+        of: Rank and handle of all that may be found.
+        gone: Those of these that were forgotten since it began: what has their addresses now is another.
         found: ``COMMUNICATOR`` rows; None: not yet.
         took_s: CPU time so far.
     """
 
     parts: Generator[None, None, NDArray[np.void]] | None = None
+    of: set[tuple[int, int]] = field(default_factory=set)
     gone: set[tuple[int, int]] = field(default_factory=set)
     found: NDArray[np.void] | None = None
     took_s: float = 0.0
@@ -463,11 +464,17 @@ class Job:
         self.ended -= gone
         self._forget_communicators(gone)
 
+    def make_room(self) -> None:
+        """As :meth:`forget_old_communicators`, where so many were met that it is worth it. To be called in each turn:
+        an alignment may be far off, or take long."""
+        if max(len(self.traffic), len(self.ended)) > 2 * KEPT_COMMUNICATORS:
+            self.forget_old_communicators()
+
     def _forget_communicators(self, gone: set[tuple[int, int]]) -> None:
         if not gone:
             return
         if self.alignment is not None and self.alignment.parts is not None:
-            self.alignment.gone |= gone
+            self.alignment.gone |= self.alignment.of & gone
         for rank, comm in gone:
             self.traffic.pop((rank, comm), None)
             self.named.get(rank, {}).pop(comm, None)
@@ -552,7 +559,7 @@ class Job:
         for rank, handle in made:
             self.places.get(rank, {}).pop(handle, None)  # another object has had this address
         if self.alignment is not None and self.alignment.parts is not None:
-            self.alignment.gone |= made.keys()
+            self.alignment.gone |= self.alignment.of & made.keys()
         self._forget_communicators(others)
         for rank, handles in _by_rank(made).items():
             if (calls := self.recent.get(rank)) is not None:

@@ -159,7 +159,7 @@ def _known(job: Job) -> list[RankCalls]:
     """What each rank has called. Nothing of it is changed later: new calls make new arrays."""
     job.forget_old_communicators()
     nothing = np.empty((0, 2), np.int64)
-    return [
+    known = [
         RankCalls(
             rank=rank,
             collectives=recent,
@@ -171,6 +171,13 @@ def _known(job: Job) -> list[RankCalls]:
         )
         for rank, recent in sorted(job.recent.items())
     ]
+    if job.alignment is not None:
+        job.alignment.of = {
+            (of.rank, handle)
+            for of in known
+            for handle in {*np.unique(of.collectives["comm"]).tolist(), *of.control["handle"].tolist(), *of.in_memory}
+        }
+    return known
 
 
 def _settled(job: Job) -> bool:

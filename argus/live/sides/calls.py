@@ -332,11 +332,12 @@ class CallSide(Side):
             job.recent[member.rank] = joined[-KEEP_COLLECTIVES:]
             handles = {(member.rank, comm) for comm in np.unique(chosen["comm"]).tolist()}
             if not handles <= job.handles:
-                new = np.isin(chosen["comm"], [comm for _, comm in handles - job.handles])
+                new = np.isin(chosen["comm"], np.array([comm for _, comm in handles - job.handles], np.uint64))
                 counted = chosen[new & event_kinds.has_count(chosen)]
                 job.ask_groups(member, np.unique(counted["comm"]).tolist())
                 job.handles |= handles
                 job.groups_due = min(job.groups_due, time.monotonic() + INTERVAL_S)
+        job.make_room()
         return of_job
 
     def _count_collectives(self, job: Job, members: dict[int, Member], events: NDArray[np.void]) -> None:
@@ -373,6 +374,7 @@ class CallSide(Side):
         )
         order = np.argsort(events["pid"], kind="stable")
         job.keep_control(rank[order], events[order])
+        job.make_room()
         job.groups_due = 0.0
         return of_job
 

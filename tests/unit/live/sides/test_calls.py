@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.live import job as job_module
-from argus.live.job import Job, Member
+from argus.live.job import KEPT_COMMUNICATORS, Job, Member
 from argus.live.sides.calls import CallSide
 from argus.model.calls import BY_SYMBOL, CALLS
 from argus.model.records import COLLECTIVE, CONTROL
@@ -128,8 +128,9 @@ def test_what_is_kept_is_what_it_was_record_by_record(seed: int, monkeypatch: py
     ranks = {11: 1, 12: 0, 13: 1}
     job, plain = Job("job", 1), OneByOne()
     side = Side(job, ranks)
-    job.alignment = job_module.Alignment(parts=iter(()))  # type: ignore[arg-type]
     far = int(random.choice([0, 3 << 61]))  # of groups at an address that had many
+    of = {(rank, far + handle) for rank in (0, 1) for handle in range(6)}
+    job.alignment = job_module.Alignment(parts=iter(()), of=of)  # type: ignore[arg-type]
     for turn in range(4):
         for rank in (0, 1):
             rows = called(0, far + random.integers(1, 6, 8), 100 * turn + np.sort(random.integers(0, 130, 8)))
@@ -181,3 +182,39 @@ def test_communicators_that_come_and_go_have_what_is_kept_gone_through_once_a_tu
     assert 77 not in job.recent[0]["comm"].tolist()
     assert len(job.recent[0]) == 4096 - 409
     assert 77 not in job.placed["comm"].tolist()
+
+
+# ---- communicators without end
+
+
+def test_new_communicators_take_no_more_while_no_alignment_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("job", 1)
+    job.alignment = job_module.Alignment(parts=iter(()), of={(0, 64 * comm) for comm in range(10)})  # type: ignore[arg-type]
+    side = Side(job, {1: 0, 2: 1})
+    forgets: list[int] = []
+    forget = job.forget_old_communicators
+    monkeypatch.setattr(job, "forget_old_communicators", lambda: (forgets.append(0), forget()))
+    most = 2 * KEPT_COMMUNICATORS
+    for turn in range(6):
+        new = 64 * (1 + 5000 * turn + np.arange(5000))
+        side.collectives(*(called(pid, new, turn) for pid in (1, 2)))
+        places = sum(map(len, job.places.values()))
+        assert max(len(job.traffic), len(job.handles), places) <= most
+    assert len(forgets) == 6
+    assert job.forgotten == 6 * 2 * 5000 - KEPT_COMMUNICATORS
+    for turn in range(20):
+        side.collectives(*(called(pid, 64 * np.arange(1, 100), turn) for pid in (1, 2)))
+    assert len(forgets) == 6, "not before it is worth it"
+    for turn in range(3):
+        side.control(about(1, DESTROY, 7 + 64 * (5000 * turn + np.arange(5000)), turn))
+        assert len(job.ended) <= most
+    assert job.alignment.gone <= job.alignment.of, "however many are forgotten while it is under way"
+
+
+def test_what_is_ended_of_those_that_are_called_is_known_whatever_else_there_is() -> None:
+    job = Job("job", 1)
+    side = Side(job, {1: 0})
+    side.collectives(called(1, 7, [1, 2]))
+    side.control(about(1, DESTROY, [7, *range(1000, 9000)], 3))
+    assert job.ended == {(0, 7)}
+    assert (0, 7) in job.traffic, "its last calls may show what it was for"
