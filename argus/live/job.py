@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter as Tally
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,8 @@ KEPT_COMMUNICATORS = 1024
 for ever has as many as it lives long."""
 KEPT_CONTROL = 1024
 """Newest calls about communicators that are kept of a rank."""
+MADE_OF_RANK = 64
+"""Communicators that were not called are remembered for so many a rank, where that is more."""
 QUEUE_NOTES = 256
 """Newest moments at which it is remembered for how long a rank had waited for a CPU: of more than a hundred windows."""
 
@@ -86,6 +88,7 @@ _COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
 """By number: whether a call is a collective."""
 _ENDS = frozenset(call.id for call in CALLS if call.kind == "comm_end")
 _MAKES = frozenset(call.id for call in CALLS if call.kind in ("comm_init", "comm_split"))
+_SPLITS = [call.id for call in CALLS if call.kind == "comm_split"]
 _OF_LIFE = np.array(sorted(_ENDS | _MAKES))
 """Calls that end or make a communicator."""
 
@@ -119,8 +122,8 @@ class Job:
     ``step_ns``, ``step_count``: all ranks' steps, and how many they are; ``phased_steps``: those with phases;
     ``phases_until``: from when on only those of samples have, 0: all do. ``sampled``: phases of these.
     ``queues``: as ``ThinnedSteps`` has them. ``counted``: the FLOPs of some.
-    ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
-    ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
+    ``placed``: the newest row of each handle that may be called. ``traffic``: by rank and handle, those called last at
+    the end. ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
     """
 
     name: str
@@ -448,9 +451,17 @@ class Job:
         world = max((target.identity.world_size for target in targets), default=0)
         command = targets[0].command if targets else ""
         # What was called long ago is lined up no more, and stays where it was.
-        now = np.isin(_handles(self.placed), _handles(self.communicators))
-        self.placed = np.concatenate([self.placed[~now], self.communicators])
-        before, self.mesh = self.mesh, find_mesh(self.placed, self.traffic, world=world, command=command)
+        now = set(_keys(self.communicators))
+        earlier = self.placed[np.array([key not in now for key in _keys(self.placed)], bool)]
+        placed = np.concatenate([earlier, self.communicators])
+        before, self.mesh = self.mesh, find_mesh(placed, self.traffic, world=world, command=command)
+        over = {(rank, handle) for rank, events in self.control.items() for handle in _over(events)}
+        idle = {key: place for place, key in enumerate(_keys(placed)) if key not in self.traffic}
+        # Who is called no more needs none; of those that were not called yet the newest are kept.
+        drop = [idle.pop(key) for key in idle.keys() & over]
+        most = max(len(idle) - self._most_uncalled, 0)
+        self.forgotten += most
+        self.placed = np.delete(placed, [*drop, *itertools.islice(idle.values(), most)])
         return before != self.mesh
 
     def forget_old_communicators(self) -> None:
@@ -460,9 +471,32 @@ class Job:
         most = max(len(self.traffic) - KEPT_COMMUNICATORS, 0)
         longest_ago = set(itertools.islice(self.traffic, most))
         self.forgotten += len(longest_ago - self.ended)
-        gone = (self.ended - remembered) | longest_ago
+        uncalled = self._forget_uncalled()
+        self.forgotten += len(uncalled - self.ended)
+        gone = (self.ended - remembered) | longest_ago | uncalled
         self.ended -= gone
         self._forget_communicators(gone)
+
+    @property
+    def _most_uncalled(self) -> int:
+        return max(KEPT_COMMUNICATORS, MADE_OF_RANK * len(self.ranks()))
+
+    def _forget_uncalled(self) -> set[tuple[int, int]]:
+        """Drops the making of communicators that were not called, beyond those that were made, split or asked about
+        last. Which: those that were not seen to end."""
+        if sum(map(len, self.control.values())) <= self._most_uncalled:
+            return set()
+        called = _by_rank(self.traffic)
+        made = {rank: _made(events, called.get(rank, ())) for rank, events in self.control.items()}
+        times = np.concatenate([ts_ns for _, ts_ns in made.values()])
+        ranks = np.repeat(np.array(list(made)), [len(handles) for handles, _ in made.values()])
+        handles = np.concatenate([handles for handles, _ in made.values()])
+        oldest = np.argsort(times, kind="stable")[: max(len(times) - self._most_uncalled, 0)]
+        gone: set[tuple[int, int]] = set()
+        for rank, of_rank in _by_rank(zip(ranks[oldest].tolist(), handles[oldest].tolist(), strict=True)).items():
+            gone |= {(rank, handle) for handle in set(of_rank) - _over(self.control[rank])}
+            self.control[rank] = _without(self.control[rank], np.array(of_rank, np.uint64))
+        return gone
 
     def make_room(self) -> None:
         """As :meth:`forget_old_communicators`, where so many were met that it is worth it. To be called in each turn:
@@ -483,8 +517,7 @@ class Job:
         for rank, comms in _by_rank(gone).items():
             if (calls := self.recent.get(rank)) is not None:
                 self.recent[rank] = calls[~np.isin(calls["comm"], np.array(comms, np.uint64))]
-        kept = [key not in gone for key in zip(self.placed["rank"].tolist(), self.placed["comm"].tolist(), strict=True)]
-        self.placed = self.placed[kept]
+        self.placed = self.placed[np.array([key not in gone for key in _keys(self.placed)], bool)]
         # What was said of them stays as it is, whatever has their addresses next.
         self.mesh = [replace(group, provisional=group.provisional and not group.handles & gone) for group in self.mesh]
 
@@ -587,6 +620,31 @@ def _before(calls: NDArray[np.void], made: Mapping[int, int]) -> NDArray[np.bool
     return np.asarray((handles[place] == calls["comm"]) & (calls["ts_ns"] <= times[place]))
 
 
-def _handles(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """(rank, handle) of COMMUNICATOR rows, to be compared, shape (n,)."""
-    return np.rec.fromarrays([rows["rank"], rows["comm"]])
+def _keys(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
+    """(rank, handle) of COMMUNICATOR rows."""
+    return zip(rows["rank"].tolist(), rows["comm"].tolist(), strict=True)
+
+
+def _over(control: NDArray[np.void]) -> set[int]:
+    """Handles that were ended, and not made again since. ``control``: CONTROL rows of a rank, in order."""
+    of_life = control[np.isin(control["call"], _OF_LIFE)]
+    last = dict(zip(of_life["handle"].tolist(), of_life["call"].tolist(), strict=True))
+    return {handle for handle, call in last.items() if call in _ENDS}
+
+
+def _made(control: NDArray[np.void], called: Sequence[int]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """(handles that a rank made and did not call, when there was something about each last, ns), both shape (n,)."""
+    handles = np.unique(control["handle"][np.isin(control["call"], list(_MAKES))])
+    handles = handles[(handles > 0) & ~np.isin(handles, np.array(called, np.uint64))]
+    about = np.concatenate([control["handle"], control["parent"]])
+    times = np.tile(control["ts_ns"], 2)
+    order = np.lexsort((times, about))
+    return handles, times[order[np.searchsorted(about[order], handles, side="right") - 1]]
+
+
+def _without(control: NDArray[np.void], handles: NDArray[np.uint64]) -> NDArray[np.void]:
+    """CONTROL rows without those of these communicators. Splits stay, as if they had given none: they are counted."""
+    theirs, splits = np.isin(control["handle"], handles), np.isin(control["call"], _SPLITS)
+    kept = control[~theirs | splits]
+    kept["handle"][np.isin(kept["handle"], handles)] = 0
+    return kept

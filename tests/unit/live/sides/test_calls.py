@@ -16,8 +16,8 @@ from argus.live.job import KEPT_COMMUNICATORS, Job, Member
 from argus.live.sides.calls import CallSide
 from argus.model.calls import BY_SYMBOL, CALLS
 from argus.model.records import COLLECTIVE, CONTROL
-from argus.semantics.groups.communicators import COMMUNICATOR
-from argus.semantics.groups.mesh import Traffic
+from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups
+from argus.semantics.groups.mesh import Traffic, find_mesh
 from tests.builders.sessions import a_session
 
 INIT, DESTROY, QUERY = (BY_SYMBOL[name].id for name in ("ncclCommInitRank", "ncclCommDestroy", "ncclCommCount"))
@@ -33,7 +33,9 @@ class Side:
         self.session = session or a_session(SimpleNamespace(append=lambda *_: None), jobs=[job])
         self.members = {}
         for pid, rank in ranks.items():
-            target: Any = SimpleNamespace(pid=pid, libraries=[], has=lambda _: False, identity=SimpleNamespace())
+            target: Any = SimpleNamespace(
+                pid=pid, libraries=[], has=lambda _: False, identity=SimpleNamespace(world_size=0), command=""
+            )
             self.members[pid] = job.members[pid] = Member(target, rank, "order")
             self.session.roster.by_pid[pid] = job, self.members[pid]
         probing: Any = SimpleNamespace(until_ns=lambda _: 1 << 62, feed=lambda *_: None)
@@ -218,3 +220,102 @@ def test_what_is_ended_of_those_that_are_called_is_known_whatever_else_there_is(
     side.control(about(1, DESTROY, [7, *range(1000, 9000)], 3))
     assert job.ended == {(0, 7)}
     assert (0, 7) in job.traffic, "its last calls may show what it was for"
+
+
+def align(job: Job) -> None:
+    """Lines up what was made, and says what it is for."""
+    job.forget_old_communicators()
+    nothing = np.empty(0, COLLECTIVE)
+    job.communicators = find_groups(
+        [RankCalls(rank, job.recent.get(rank, nothing), control=control) for rank, control in job.control.items()]
+    )
+    job.find_mesh()
+
+
+def made(pid: int, handles: Any, ts_ns: Any) -> NDArray[np.void]:
+    """Communicators of a rank alone, each with its own id."""
+    rows = about(pid, INIT, handles, ts_ns)
+    rows["nranks"] = 1
+    rows["data"][:, :8] = rows["handle"].copy().view(np.uint8).reshape(-1, 8)
+    return rows
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_communicators_that_nobody_calls_take_no_more(ends: bool) -> None:
+    job = Job("job", 1)
+    pids = range(1, 5)
+    side = Side(job, {pid: pid - 1 for pid in pids})
+    side.control(*(made(pid, 7, 1) for pid in pids))
+    side.collectives(*(called(pid, 7, 2 + np.arange(50)) for pid in pids))
+    for turn in range(1, 6):
+        new = 1000 * turn + np.arange(500)
+        side.control(*(made(pid, new, 1000 * turn + np.arange(500)) for pid in pids))
+        align(job)
+        assert len(job.placed) <= len(job.communicators) <= KEPT_COMMUNICATORS + 4
+        assert {(rank, 7) for rank in range(4)} <= set(job_module._keys(job.placed)), "those that are called stay"
+        if ends:
+            side.control(*(about(pid, DESTROY, new, 1000 * turn + 600) for pid in pids))
+    newest = job.placed["comm"][job.placed["comm"] != 7]
+    assert ends or newest.min() >= 5244, "the newest"
+    align(job)
+    assert len(job.placed) == 4 + (0 if ends else KEPT_COMMUNICATORS)
+    assert ends or job.forgotten == 5 * 4 * 500 - KEPT_COMMUNICATORS
+
+
+def test_splits_are_counted_whether_what_they_made_is_remembered_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which split it was distinguishes communicators: all ranks must count alike."""
+    monkeypatch.setattr(job_module, "KEPT_COMMUNICATORS", 3)
+    monkeypatch.setattr(job_module, "MADE_OF_RANK", 1)
+    job, whole = Job("job", 1), Job("job", 1)
+    splits = about(1, SPLIT, 100 + np.arange(10), 10 + np.arange(10))
+    splits["parent"] = 7
+    for each in (job, whole):
+        Side(each, {1: 0}).control(made(1, 7, 1), splits)
+    align(job)
+    of_all = find_groups([RankCalls(0, np.empty(0, COLLECTIVE), control=whole.control[0])])
+    assert job.communicators["comm"].tolist() == [7, 108, 109]
+    kept = np.isin(of_all["comm"], job.communicators["comm"])
+    assert job.communicators["comm_group"].tolist() == of_all["comm_group"][kept].tolist()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_mesh_is_what_it_was_with_every_row_there_ever_was(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "KEPT_CONTROL", 6)
+    random = np.random.default_rng(seed)
+    job = Job("job", 1)
+    side = Side(job, {1: 0, 2: 1})
+    rows: dict[KEY, NDArray[np.void]] = {}
+    forget = job._forget_communicators
+
+    def forgotten(gone: set[KEY]) -> None:
+        forget(gone)
+        for key in gone:
+            rows.pop(key, None)
+
+    monkeypatch.setattr(job, "_forget_communicators", forgotten)
+    alive = [set(range(1, 9)), set(range(1, 9))]
+    for turn in range(12):
+        for rank, pid in ((0, 1), (1, 2)):
+            calls = random.choice([INIT, DESTROY, QUERY], 4)
+            handles = random.integers(1, 9, 4)
+            side.control(about(pid, calls, handles, 100 * turn + np.arange(4)))
+            for call, handle in zip(calls.tolist(), handles.tolist(), strict=True):
+                if call != QUERY:
+                    (alive[rank].discard if call == DESTROY else alive[rank].add)(handle)
+            comms = random.choice(sorted(alive[rank]), 3) if alive[rank] else []
+            if len(comms):
+                side.collectives(called(pid, comms, 100 * turn + 10 + np.arange(3)))
+        if random.random() < 0.5:
+            job.forget_old_communicators()
+        seen = {(rank, row["handle"]) for rank, events in job.control.items() for row in events if row["call"] == INIT}
+        every = [(rank, comm) for rank in (0, 1) for comm in range(1, 9)]
+        keys = [key for key in every if key in seen or random.random() < 0.3]
+        found = placed(keys) if keys else job.placed[:0]
+        found["comm_group"], found["nranks"] = random.integers(1, 4, len(found)), 2
+        found["joined_by"] = random.choice(["unique_id", "traffic", "memory"], len(found))
+        job.communicators = found
+        rows = {key: row for key, row in rows.items() if key not in keys} | dict(zip(keys, found, strict=True))
+        job.find_mesh()
+        ever = np.array([*rows.values()], COMMUNICATOR) if rows else found
+        assert job.mesh == find_mesh(ever, job.traffic, world=0)
+        assert set(job_module._keys(job.placed)) <= rows.keys()
