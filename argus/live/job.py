@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.attachment import Subject
+from argus.capture.process.names import LookUps
 from argus.capture.process.nccl import rank_offset, read_place
 from argus.capture.process.pytorch import read_group
 from argus.capture.process.targets import NVTX, TORCH, Target, queued_ns
@@ -38,6 +39,8 @@ KEPT_CONTROL = 1024
 """Newest calls about communicators that are kept of a rank."""
 MADE_OF_RANK = 64
 """Communicators that were not called are remembered for so many a rank, where that is more."""
+MOST_ASKED = 64
+"""New communicators of which a rank is asked in a turn: each time that takes 0.1 ms."""
 QUEUE_NOTES = 256
 """Newest moments at which it is remembered for how long a rank had waited for a CPU: of more than a hundred windows."""
 
@@ -471,7 +474,7 @@ class Job:
         most = max(len(self.traffic) - KEPT_COMMUNICATORS, 0)
         longest_ago = set(itertools.islice(self.traffic, most))
         self.forgotten += len(longest_ago - self.ended)
-        uncalled = self._forget_uncalled()
+        uncalled = _forget_made(self.control, self.traffic, self._most_uncalled)
         self.forgotten += len(uncalled - self.ended)
         gone = (self.ended - remembered) | longest_ago | uncalled
         self.ended -= gone
@@ -480,23 +483,6 @@ class Job:
     @property
     def _most_uncalled(self) -> int:
         return max(KEPT_COMMUNICATORS, MADE_OF_RANK * len(self.ranks()))
-
-    def _forget_uncalled(self) -> set[tuple[int, int]]:
-        """Drops the making of communicators that were not called, beyond those that were made, split or asked about
-        last. Which: those that were not seen to end."""
-        if sum(map(len, self.control.values())) <= self._most_uncalled:
-            return set()
-        called = _by_rank(self.traffic)
-        made = {rank: _made(events, called.get(rank, ())) for rank, events in self.control.items()}
-        times = np.concatenate([ts_ns for _, ts_ns in made.values()])
-        ranks = np.repeat(np.array(list(made)), [len(handles) for handles, _ in made.values()])
-        handles = np.concatenate([handles for handles, _ in made.values()])
-        oldest = np.argsort(times, kind="stable")[: max(len(times) - self._most_uncalled, 0)]
-        gone: set[tuple[int, int]] = set()
-        for rank, of_rank in _by_rank(zip(ranks[oldest].tolist(), handles[oldest].tolist(), strict=True)).items():
-            gone |= {(rank, handle) for handle in set(of_rank) - _over(self.control[rank])}
-            self.control[rank] = _without(self.control[rank], np.array(of_rank, np.uint64))
-        return gone
 
     def make_room(self) -> None:
         """As :meth:`forget_old_communicators`, where so many were met that it is worth it. To be called in each turn:
@@ -537,31 +523,48 @@ class Job:
         for each in self.marks.values():
             each.forget()
 
-    def ask_groups(self, member: Member, handles: Iterable[int]) -> None:
-        """Asks a process of PyTorch's for the names of process groups that were not called before."""
+    def ask_groups(self, member: Member, handles: Iterable[int], look_ups: LookUps) -> set[int]:
+        """Asks a process of PyTorch's for the names of process groups that were not called before.
+
+        Returns:
+            Those that are to be asked when they are called again: they were too many for a turn.
+        """
         layouts = (library.layout for library in member.target.libraries if library.layout is not None)
         layout = next((layout.group for layout in layouts if layout.group is not None), None)
         if layout is None:
-            return
-        groups = self.named.setdefault(member.rank, {})
-        for handle in handles:
-            if (
-                handle not in groups
-                and (group := read_group(member.target.pid, handle & (1 << 48) - 1, layout)) is not None
-            ):
-                alike = [one.turn for one in groups.values() if (one.name, one.size) == (group.name, group.size)]
-                groups[handle] = replace(group, turn=max(alike, default=-1) + 1)
+            return set()
+        groups, pid = self.named.setdefault(member.rank, {}), member.target.pid
+        turns: dict[tuple[str, int], int] = {}
+        for one in groups.values():
+            turns[one.name, one.size] = max(one.turn, turns.get((one.name, one.size), -1))
+        fresh = [handle for handle in handles if handle not in groups]
+        for handle in fresh[:MOST_ASKED]:
+            if not look_ups.may_look_up(pid):
+                continue
+            with look_ups.looking_up(pid):
+                group = read_group(pid, handle & (1 << 48) - 1, layout)
+            if group is not None:
+                turns[group.name, group.size] = turn = turns.get((group.name, group.size), -1) + 1
+                groups[handle] = replace(group, turn=turn)
+        return set(fresh[MOST_ASKED:])
 
-    def ask_communicators(self, member: Member, handles: Iterable[int]) -> None:
-        """Asks a process for its place in NCCL communicators that were not called before."""
-        places = self.places.setdefault(member.rank, {})
+    def ask_communicators(self, member: Member, handles: Iterable[int], look_ups: LookUps) -> None:
+        """Asks a process for its place in NCCL communicators that were not called before; of very many in one turn,
+        when they are called again."""
+        places, pid = self.places.setdefault(member.rank, {}), member.target.pid
         fresh = [handle for handle in handles if handle and handle not in places]
         if not fresh:
             return
         offsets = (rank_offset(each.file) for each in member.target.libraries if "libnccl" in each.roles)
         offset = next((one for one in offsets if one is not None), None)
-        for handle in fresh:
-            places[handle] = None if offset is None else read_place(member.target.pid, handle, offset)
+        if offset is None:
+            places.update(dict.fromkeys(fresh))
+            return
+        for handle in fresh[:MOST_ASKED]:
+            places[handle] = None
+            if look_ups.may_look_up(pid):
+                with look_ups.looking_up(pid):
+                    places[handle] = read_place(pid, handle, offset)
 
     def keep_control(self, ranks: int | NDArray[np.uint32], events: NDArray[np.void]) -> None:
         """Remembers calls about communicators. What was called before one was made at an address is not its own.
@@ -640,6 +643,30 @@ def _made(control: NDArray[np.void], called: Sequence[int]) -> tuple[NDArray[np.
     times = np.tile(control["ts_ns"], 2)
     order = np.lexsort((times, about))
     return handles, times[order[np.searchsorted(about[order], handles, side="right") - 1]]
+
+
+def _forget_made(
+    control: dict[int, NDArray[np.void]], called: Iterable[tuple[int, int]], most: int
+) -> set[tuple[int, int]]:
+    """Drops from CONTROL rows, by rank, the making of communicators that were not called, beyond so many: of those that
+    were made, split or asked about last it stays.
+
+    Returns:
+        Rank and handle of those that it was dropped of and that were not seen to end.
+    """
+    if sum(map(len, control.values())) <= most:
+        return set()
+    of_ranks = _by_rank(called)
+    made = {rank: _made(events, of_ranks.get(rank, ())) for rank, events in control.items()}
+    times = np.concatenate([ts_ns for _, ts_ns in made.values()])
+    ranks = np.repeat(np.array(list(made)), [len(handles) for handles, _ in made.values()])
+    handles = np.concatenate([handles for handles, _ in made.values()])
+    oldest = np.argsort(times, kind="stable")[: max(len(times) - most, 0)]
+    gone: set[tuple[int, int]] = set()
+    for rank, dropped in _by_rank(zip(ranks[oldest].tolist(), handles[oldest].tolist(), strict=True)).items():
+        gone |= {(rank, handle) for handle in set(dropped) - _over(control[rank])}
+        control[rank] = _without(control[rank], np.array(dropped, np.uint64))
+    return gone
 
 
 def _without(control: NDArray[np.void], handles: NDArray[np.uint64]) -> NDArray[np.void]:

@@ -320,7 +320,7 @@ class CallSide(Side):
             if member.helper:
                 continue
             job.count_traffic(member.rank, own, nbytes[places])
-            job.ask_communicators(member, np.unique(own["comm"][of_nccl[places]]).tolist())
+            job.ask_communicators(member, np.unique(own["comm"][of_nccl[places]]).tolist(), self._session)
             chosen = own[together[places]]
             if not len(chosen):
                 continue
@@ -334,8 +334,8 @@ class CallSide(Side):
             if not handles <= job.handles:
                 new = np.isin(chosen["comm"], np.array([comm for _, comm in handles - job.handles], np.uint64))
                 counted = chosen[new & event_kinds.has_count(chosen)]
-                job.ask_groups(member, np.unique(counted["comm"]).tolist())
-                job.handles |= handles
+                later = job.ask_groups(member, np.unique(counted["comm"]).tolist(), self._session)
+                job.handles |= {(rank_of, comm) for rank_of, comm in handles if comm not in later}
                 job.groups_due = min(job.groups_due, time.monotonic() + INTERVAL_S)
         job.make_room()
         return of_job

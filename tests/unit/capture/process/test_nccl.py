@@ -18,6 +18,7 @@ from argus.live.job import Job, Member
 from argus.model.calls import BY_SYMBOL
 from argus.model.groups import Place
 from argus.model.records import CONTROL
+from tests.builders.sessions import a_session
 
 LIBRARY = """
 struct ncclComm {{ char before[{before}]; unsigned long hash; int rank, size, device; }};
@@ -99,7 +100,7 @@ def test_a_communicator_at_the_address_of_another_is_asked_anew(tmp_path: Path, 
         event["call"], event["handle"] = [BY_SYMBOL[name].id for name in call], handles[0]
         job.keep_control(0, event)
         for member in members:
-            job.ask_communicators(member, handles)
+            job.ask_communicators(member, handles, a_session())
         return [place.key for rank in range(2) for place in job.places[rank].values() if place is not None]
 
     assert keys(7) == [7, 7, 7, 7]

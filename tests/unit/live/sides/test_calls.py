@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.live import job as job_module
-from argus.live.job import KEPT_COMMUNICATORS, Job, Member
+from argus.live.job import KEPT_COMMUNICATORS, MOST_ASKED, Job, Member
 from argus.live.sides.calls import CallSide
-from argus.model.calls import BY_SYMBOL, CALLS
+from argus.model.calls import BY_SYMBOL, CALLS, Layer
+from argus.model.groups import Membership, Place
 from argus.model.records import COLLECTIVE, CONTROL
 from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups
 from argus.semantics.groups.mesh import Traffic, find_mesh
@@ -319,3 +320,109 @@ def test_a_mesh_is_what_it_was_with_every_row_there_ever_was(seed: int, monkeypa
         ever = np.array([*rows.values()], COMMUNICATOR) if rows else found
         assert job.mesh == find_mesh(ever, job.traffic, world=0)
         assert set(job_module._keys(job.placed)) <= rows.keys()
+
+
+# ---- communicators that are asked about
+
+
+class Asked:
+    """A process that answers for each of its communicators and groups; how often it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, sizes: int = 1) -> None:
+        self.places: list[int] = []
+        self.groups: list[int] = []
+        self.sizes = sizes
+        monkeypatch.setattr(job_module, "rank_offset", lambda _: 24)
+        monkeypatch.setattr(job_module, "read_place", self._place)
+        monkeypatch.setattr(job_module, "read_group", self._group)
+
+    def _place(self, _pid: int, handle: int, _offset: int) -> Place:
+        self.places.append(handle)
+        return Place(handle, 0, 2)
+
+    def _group(self, _pid: int, handle: int, _layout: Any) -> Membership:
+        self.groups.append(handle)
+        return Membership("0", 0, 2 + handle % self.sizes)
+
+    def side(self) -> Side:
+        side = Side(Job("job", 1, owner=(1000, "")), {1: 0})
+        side.members[1].target.libraries.append(
+            SimpleNamespace(roles=("libnccl",), file=None, layout=SimpleNamespace(group=()))  # type: ignore[arg-type]
+        )
+        return side
+
+
+def of_group(comms: Any, ts_ns: Any) -> NDArray[np.void]:
+    """COLLECTIVE rows of PyTorch's process groups, with the groups' own counts."""
+    rows = called(1, comms, ts_ns)
+    rows["call"] = next(call.id for call in CALLS if call.layer is Layer.TORCH and call.kind == "AllReduce")
+    rows["stream"] = 1
+    return rows
+
+
+def test_of_new_communicators_a_few_are_asked_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others when they are called again: each is, once."""
+    asked = Asked(monkeypatch)
+    side = asked.side()
+    for turn in range(1, 5):
+        side.collectives(called(1, 1 + np.arange(200), turn), of_group(1001 + np.arange(200), turn))
+        asked_for = min(turn * MOST_ASKED, 200)
+        assert asked.places == list(range(1, 1 + asked_for))
+        assert asked.groups == list(range(1001, 1001 + asked_for))
+    side.collectives(called(1, 1 + np.arange(200), 9), of_group(1001 + np.arange(200), 9))
+    assert (len(asked.places), len(asked.groups)) == (200, 200)
+    assert len(side.job.handles) == 400
+    assert [group.turn for group in side.job.named[0].values()] == list(range(200))
+
+
+def test_communicators_beyond_an_owner_s_share_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    side = asked.side()
+    side.session.roster.jobs.append(Job("another", 1, owner=(1001, "")))
+    side.session.fill_look_ups(1000.0)
+    side.session.look_ups.spend((1000, ""), 100.0)
+    for turn in range(1, 5):
+        side.collectives(called(1, 1 + np.arange(40), turn), of_group(1001 + np.arange(40), turn))
+    assert asked.places == asked.groups == []
+    assert side.session.losses.of(side.job)["look_ups_over_share"] == 80
+    side.session.fill_look_ups(9000.0)
+    side.collectives(called(1, [41], 9), of_group([1041], 9))
+    assert (asked.places, asked.groups) == ([41], [1041])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_of_groups_are_what_they_were_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(seed)
+    side = Asked(monkeypatch, sizes=3).side()
+    plain: dict[int, Membership] = {}
+    for turn in range(8):
+        comms = random.integers(1, 60, 12)
+        side.collectives(of_group(comms, turn))
+        for handle in sorted(set(comms.tolist()) - plain.keys()):
+            size = 2 + handle % 3
+            alike = [one.turn for one in plain.values() if one.size == size]
+            plain[handle] = Membership("0", 0, size, max(alike, default=-1) + 1)
+        assert side.job.named[0] == plain
+        gone = random.choice(sorted(plain), 5)
+        side.job._forget_communicators({(0, int(handle)) for handle in gone})
+        for handle in gone.tolist():
+            plain.pop(handle, None)
+
+
+class Watched(dict[int, Membership]):
+    """Groups; how often they were gone through."""
+
+    times = 0
+
+    def values(self) -> Any:
+        self.times += 1
+        return super().values()
+
+
+def test_groups_of_a_rank_are_gone_through_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = Asked(monkeypatch).side()
+    groups = side.job.named[0] = Watched()
+    for turn in range(4):
+        side.collectives(of_group(1 + 50 * turn + np.arange(50), turn))
+    assert groups.times == 4
+    assert len(groups) == 200
