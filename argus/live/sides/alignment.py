@@ -85,8 +85,11 @@ class Aligner:
         alignment = job.alignment
         if alignment is None or alignment.found is None:
             return None
+        begun_s = time.thread_time()
         keys = zip(alignment.found["rank"].tolist(), alignment.found["comm"].tolist(), strict=True)
-        return np.asarray(alignment.found[[key not in alignment.gone for key in keys]])
+        found = np.asarray(alignment.found[np.array([key not in alignment.gone for key in keys], bool)])
+        self._spend(job, alignment, begun_s, self._turns)
+        return found
 
     @contextmanager
     def using(self, job: Job) -> Iterator[None]:

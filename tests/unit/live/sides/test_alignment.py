@@ -206,6 +206,33 @@ def test_what_is_kept_is_of_owners_and_jobs_that_are_there(at: Time) -> None:
     assert [job.alignment is None for job in loop.jobs] == [False, *[True] * 19]
 
 
+def test_all_that_is_done_for_it_is_on_its_account(at: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of its ranks when it begins, the parts, what is left of what was found, and what follows."""
+
+    def known(job: Job) -> int:
+        at.cpu_s += 0.01
+        return job.run
+
+    class Slow(np.ndarray[Any, Any]):
+        def __getitem__(self, key: Any) -> Any:
+            at.cpu_s += 0.01
+            return super().__getitem__(key)
+
+    monkeypatch.setattr(alignment, "_known", known)
+    job = Job("job", 5)
+    loop = Loop(at, job)
+    loop.aligner._left_s = TURN_S
+    assert loop.aligner.run(job, at.now_s, final=False) is not None
+    job.alignment.found = np.zeros(1, COMMUNICATOR).view(Slow)  # type: ignore[union-attr]
+    before = job.alignment.took_s  # type: ignore[union-attr]
+    assert before == pytest.approx(0.01 + 5 * PART_S)
+    assert loop.aligner.run(job, at.now_s, final=False) is not None
+    assert job.alignment.took_s - before == pytest.approx(0.03)  # type: ignore[union-attr]
+    with loop.aligner.using(job):
+        at.cpu_s += 1
+    assert job.alignment_rests - at.now_s == pytest.approx((1.04 + 5 * PART_S) / JOB_SHARE)
+
+
 def calls_of(rank: int, number: int, *, count: int) -> Any:
     calls = np.zeros(number, COLLECTIVE)
     calls["ts_ns"], calls["seq"], calls["comm"], calls["count"] = np.arange(number) * 10**8, np.arange(number), 7, count
