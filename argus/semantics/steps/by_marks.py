@@ -13,11 +13,12 @@ or, in a program without calls, if they cover most of the time. Of several such 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,10 @@ come before the first one's end is seen, and look like steps to whoever knows th
 MOST_BACKWARDS = 1024
 """The same once an optimiser was seen."""
 KEPT_ENDS = 4096
-"""Ends kept of a thread until it is known what is a step: hours of usual steps."""
+"""Ends kept of a thread until it is known what is a step: hours of usual steps. And of a rank, of those that are to be
+numbered."""
+MOST_ENDS = 2048
+"""Ends numbered in one ``advance``, a tenth of a second; the others wait for the next. At a job's end all are."""
 PENDING = 64
 """Ends that wait for communicators to be lined up; beyond, ranks are put together by time."""
 KEPT_CALLS = 65_536
@@ -100,6 +104,8 @@ class _Ranges:
     depth: int
     begins: array[int] = field(default_factory=lambda: array("q"))
     seen: int = 0
+    dropped: int = 0
+    """Begins that are not kept, of those that are not yet counted."""
     open: int = 0
     covered: int = 0
     """Time in those that have ended, ns."""
@@ -108,6 +114,7 @@ class _Ranges:
 
     def begin(self, ts: int, depth: int) -> None:
         if len(self.begins) >= KEPT_ENDS:
+            self.dropped += KEPT_ENDS // 8
             del self.begins[: KEPT_ENDS // 8]
         self.begins.append(ts)
         self.seen += 1
@@ -136,6 +143,8 @@ class _Thread:
     """Whether an optimiser has ended."""
     ends: deque[_End] = field(default_factory=lambda: deque(maxlen=KEPT_ENDS))
     seen: int = 0
+    dropped: int = 0
+    """Ends that are not kept, of those that are not yet counted."""
     passes: bool = False
     """Whether it has had a backward pass."""
     ranges: dict[int, _Ranges] = field(default_factory=dict)
@@ -187,9 +196,60 @@ class _Thread:
 
     def confirm(self) -> None:
         if self.candidate:
+            full = len(self.ends) == self.ends.maxlen
             self.ends.append(_End(self.candidate, self.loaded, self.between))
+            if full:
+                self.dropped += 1
+                self.ends[0].backwards = -1
             self.seen += 1
             self.candidate = 0
+
+
+@dataclass
+class _Comms:
+    """Communicators of the calls that are kept of a rank, and what is known of them."""
+
+    calls: Tally[int] = field(default_factory=Tally)
+    """How many calls of each are kept."""
+    fresh: set[int] = field(default_factory=set)
+    """Those that were not looked up since they came, or since the communicators were last aligned."""
+    aligned: set[int] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+    """Those that nobody has looked at."""
+
+    def add(self, comms: Int) -> None:
+        """Takes the communicators of calls that have come, shape (n,)."""
+        for comm, count in zip(*(each.tolist() for each in np.unique(comms, return_counts=True)), strict=True):
+            if comm not in self.calls:
+                self.fresh.add(comm)
+            self.calls[comm] += count
+
+    def remove(self, comms: Int) -> None:
+        """Takes the communicators of calls that are no longer kept, shape (n,)."""
+        for comm, count in zip(*(each.tolist() for each in np.unique(comms, return_counts=True)), strict=True):
+            self.calls[comm] -= count
+            if not self.calls[comm]:
+                del self.calls[comm]
+                for each in (self.fresh, self.aligned, self.doubtful, self.unknown):
+                    each.discard(comm)
+
+    def forget(self) -> None:
+        """Communicators were aligned anew."""
+        self.fresh = set(self.calls)
+        self.aligned, self.doubtful, self.unknown = set(), set(), set()
+
+    def look_up(self, rank: int, groups: Collection[tuple[int, int]], doubtful: Collection[tuple[int, int]]) -> None:
+        """Sorts those that are fresh by what is known of them."""
+        for comm in self.fresh:
+            key = rank, comm
+            if key in groups:
+                self.aligned.add(comm)
+            if key in doubtful:
+                self.doubtful.add(comm)
+            elif key not in groups:
+                self.unknown.add(comm)
+        self.fresh.clear()
 
 
 @dataclass
@@ -202,12 +262,16 @@ class _Rank:
     """Entries of its collectives, in order."""
     nbytes: Int = field(default_factory=lambda: np.empty(0, np.int64))
     launched: Int = field(default_factory=lambda: np.empty(0, np.int64))
+    comms: _Comms = field(default_factory=_Comms)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """Steps' ends that have no number yet: time and backward passes, -1: not known."""
     last: tuple[int, int] | None = None
     """Time and number of the newest that has."""
     looked: int = 0
     """Time of the newest end whose calls were looked at."""
+    awaited: list[tuple[int, int]] = field(default_factory=list)
+    """Group and number of calls: as soon as one of them has a step's number, its next end may be numbered, or its first
+    one be placed. Of the newest time that was tried."""
     reported: int = 0
     """Rows since its calls were last lined up otherwise."""
     moved: bool = False
@@ -273,13 +337,41 @@ def _turn(state: _Rank) -> tuple[bool, float]:
     return False, end + (end - state.last[0]) / 2
 
 
+def _needed(state: _Rank) -> int:
+    """Ranges of a rank that are wanted before they are taken for steps."""
+    threads = state.threads.values()
+    ends = sum(thread.seen + bool(thread.candidate) for thread in threads)
+    passes = any(thread.passes for thread in threads)
+    return (ACCUMULATED if ends or passes else DECIDING_RANGES) * (1 + ends)
+
+
+def _plausible(state: _Rank, ranges: _Ranges) -> bool:
+    """Whether every communicator that carries much is called in most of the ranges: parts of steps lack some."""
+    begins = np.array(ranges.begins, np.int64)
+    within = np.searchsorted(begins, state.called, side="right") - 1
+    inside = (within >= 0) & (within < len(begins) - 1)
+    if len(state.called) and state.called[0] > begins[0]:  # older calls are not kept
+        inside &= within > np.searchsorted(begins, state.called[0])
+    if not inside.any():
+        return True
+    comm, nbytes, within = state.comm[inside], state.nbytes[inside], within[inside]
+    nbytes = nbytes if nbytes.any() else np.ones_like(nbytes)  # sizes are not known
+    every = int(within.max() - within.min()) + 1
+    return all(
+        len(np.unique(within[comm == each])) >= CALLED_OFTEN * every
+        for each in np.unique(comm).tolist()
+        if nbytes[comm == each].sum() >= HEAVY * nbytes.sum()
+    )
+
+
 class MarkedSteps:
     """Steps of one job from its ranks' marks.
 
     Attributes:
         counters: ``steps_before_first`` (ended before the first one that was numbered), ``steps_repeated`` (at or
             before the number before, merged into the next), ``families_joined_by_time``, ``steps_counted_anew`` (of
-            a rank whose calls turned out to be lined up otherwise, reported with numbers that are not the others').
+            a rank whose calls turned out to be lined up otherwise, reported with numbers that are not the others'),
+            ``step_ends_dropped`` (beyond those that are kept of a rank, so that what lies between is one step).
     """
 
     def __init__(self) -> None:
@@ -290,7 +382,15 @@ class MarkedSteps:
         """``_groups``, and what it had of those that are in doubt since."""
         self._doubtful: set[tuple[int, int]] = set()
         self._sizes: dict[int, int] = {}
+        self._shared: set[int] = set()
+        """Ranks that have a communicator with others."""
         self._numbers: dict[int, dict[int, int]] = {}
+        self._heard: list[tuple[int, int]] = []
+        """Group and number of calls that have newly got a step's number."""
+        self._placed = False
+        """Whether a rank's end has a number."""
+        self._room = MOST_ENDS
+        """Ends that may yet be numbered in this ``advance``."""
         self._by_batch: bool | None = None
         self._range: int | None = None
         """The name of the ranges that are steps; None: optimisers' ends are, or nothing is known yet."""
@@ -339,9 +439,13 @@ class MarkedSteps:
             state.launched = state.launched[-KEPT_CALLS:]
         if collectives is not None:
             called = np.concatenate([state.called, collectives["ts_ns"].astype(np.int64)])
-            order = np.argsort(called, kind="stable")[-KEPT_CALLS:]
+            order = np.argsort(called, kind="stable")
+            gone, order = order[:-KEPT_CALLS], order[-KEPT_CALLS:]
             state.called = called[order]
-            state.comm = np.concatenate([state.comm, collectives["comm"].astype(np.int64)])[order]
+            comm = np.concatenate([state.comm, collectives["comm"].astype(np.int64)])
+            state.comms.add(comm[len(state.comm) :])
+            state.comms.remove(comm[gone])
+            state.comm = comm[order]
             state.seq = np.concatenate([state.seq, collectives["seq"].astype(np.int64)])[order]
             state.nbytes = np.concatenate([state.nbytes, payload_bytes(collectives).astype(np.int64)])[order]
 
@@ -366,6 +470,9 @@ class MarkedSteps:
             seen[group] += 1
             sizes[group] = max(nranks, seen[group])
         self._sizes = sizes
+        self._shared = {rank for (rank, _), (group, _) in self._groups.items() if sizes[group] > 1}
+        for state in self._ranks.values():
+            state.comms.forget()
         self._lined = {key: place for key, place in self._lined.items() if key in self._doubtful} | self._groups
         # Where calls are numbered anew, steps' old numbers of calls mean others.
         kept = set(communicators["comm_group"].tolist()) - moved
@@ -427,12 +534,12 @@ class MarkedSteps:
             )
             if not all_named_steps and not covers:
                 continue
-            if seen < 2 or (not final and seen < max(map(self._needed, states))):
+            if seen < 2 or (not final and seen < max(map(_needed, states))):
                 around = max(around, seen if seen > 1 else 0)
                 continue
             if not final and seen < 1.25 * self._refused.get(handle, 0):
                 continue
-            if all(self._plausible(state, each) for state, each in zip(states, ranges, strict=True)):
+            if all(_plausible(state, each) for state, each in zip(states, ranges, strict=True)):
                 self._choose(handle)
                 return True
             self._refused[handle] = seen
@@ -471,33 +578,6 @@ class MarkedSteps:
         common = [handle for handle in of_each[0] if all(handle in ranges for ranges in of_each)]
         candidates = [(handle, [ranges[handle] for ranges in of_each]) for handle in common]
         return sorted(candidates, key=lambda one: (max(each.depth for each in one[1]), one[1][0].first))
-
-    @staticmethod
-    def _needed(state: _Rank) -> int:
-        """Ranges of a rank that are wanted before they are taken for steps."""
-        threads = state.threads.values()
-        ends = sum(thread.seen + bool(thread.candidate) for thread in threads)
-        passes = any(thread.passes for thread in threads)
-        return (ACCUMULATED if ends or passes else DECIDING_RANGES) * (1 + ends)
-
-    @staticmethod
-    def _plausible(state: _Rank, ranges: _Ranges) -> bool:
-        """Whether every communicator that carries much is called in most of the ranges: parts of steps lack some."""
-        begins = np.array(ranges.begins, np.int64)
-        within = np.searchsorted(begins, state.called, side="right") - 1
-        inside = (within >= 0) & (within < len(begins) - 1)
-        if len(state.called) and state.called[0] > begins[0]:  # older calls are not kept
-            inside &= within > np.searchsorted(begins, state.called[0])
-        if not inside.any():
-            return True
-        comm, nbytes, within = state.comm[inside], state.nbytes[inside], within[inside]
-        nbytes = nbytes if nbytes.any() else np.ones_like(nbytes)  # sizes are not known
-        every = int(within.max() - within.min()) + 1
-        return all(
-            len(np.unique(within[comm == each])) >= CALLED_OFTEN * every
-            for each in np.unique(comm).tolist()
-            if nbytes[comm == each].sum() >= HEAVY * nbytes.sum()
-        )
 
     def _choose(self, handle: int) -> None:
         self._range, self._by_batch = handle, False
@@ -544,21 +624,53 @@ class MarkedSteps:
         states = [state for _, state in sorted(self._ranks.items())]
         for state in states:
             self._collect(state, until_ns, final)
-        rows: list[tuple[float, ...]] = []
-        going = True
-        while going:
-            # Who is sure comes first. Only when all of these have been heard, one goes on that is not.
-            waiting = sum(len(state.ends) for state in states)
-            for state in states:
-                rows += self._number(state, final)
-            going = sum(len(state.ends) for state in states) < waiting
-            for state in [] if going else sorted(states, key=_turn):
-                before = len(state.ends)
-                rows += self._number(state, final, unsure=True)
-                if len(state.ends) < before:
-                    going = True
-                    break
+        self._room = MOST_ENDS if not final else 1 << 62
+        rows = self._number_all(states, final)
         return np.array(sorted(rows, key=lambda row: row[:2]), ITERATION)
+
+    def _number_all(self, states: list[_Rank], final: bool) -> list[tuple[float, ...]]:
+        """Rows of the ends of these ranks that can be numbered now. Who is sure comes first, in rounds by rank. Only
+        when all of these have been heard, one goes on that is not. Only those are tried again that got something to go
+        by: all in each round would be quadratic."""
+        rows: list[tuple[float, ...]] = []
+        asking: dict[tuple[int, int], set[int]] = {}
+        in_turn = [(*_turn(state), place) for place, state in enumerate(states) if state.ends]
+        heapify(in_turn)
+        this_round, to_come, next_round = list(range(len(states))), set(range(len(states))), set[int]()
+
+        def number(place: int, *, unsure: bool) -> bool:
+            """Goes on with a rank. Whether one of its ends has a number now."""
+            state = states[place]
+            before = len(state.ends)
+            rows.extend(self._number(state, final, unsure=unsure))
+            for key in state.awaited:
+                asking.setdefault(key, set()).add(place)
+            if state.ends and len(state.ends) < before:
+                heappush(in_turn, (*_turn(state), place))
+            for other in set[int]().union(*(asking.pop(key, ()) for key in self._heard)) - {place}:
+                if other <= place or unsure:
+                    next_round.add(other)
+                elif other not in to_come:
+                    to_come.add(other)
+                    heappush(this_round, other)
+            self._heard.clear()
+            return len(state.ends) < before
+
+        while self._room > 0:
+            while this_round and self._room > 0:
+                place = heappop(this_round)
+                to_come.discard(place)
+                number(place, unsure=False)
+            while not next_round and in_turn and self._room > 0:
+                alone, turn, place = heappop(in_turn)
+                # It may have been put in with an end that has its number by now.
+                if states[place].ends and (alone, turn) == _turn(states[place]) and number(place, unsure=True):
+                    break
+            else:
+                if not next_round:
+                    break
+            this_round, to_come, next_round = sorted(next_round), next_round, set()
+        return rows
 
     def _collect(self, state: _Rank, until_ns: int, final: bool) -> None:
         """Moves what ends steps from the main thread to the rank: optimiser's ends, or the begins of its ranges."""
@@ -567,6 +679,8 @@ class MarkedSteps:
             ranges = state.ranges().get(self._range)
             if ranges is not None:
                 until = len(ranges.begins) if final else bisect_right(ranges.begins, until_ns)
+                until = until if final else min(until, KEPT_ENDS - len(state.ends))
+                self._count_dropped(ranges)
                 state.ends += [(ts, 0) for ts in ranges.begins[:until] if ts > newest]
                 del ranges.begins[:until]
             return
@@ -575,7 +689,8 @@ class MarkedSteps:
             return
         if final:
             thread.confirm()
-        while thread.ends and (final or thread.ends[0].ts <= until_ns):
+        self._count_dropped(thread)
+        while thread.ends and (final or (thread.ends[0].ts <= until_ns and len(state.ends) < KEPT_ENDS)):
             end = thread.ends[0]
             if end.ts <= newest:
                 pass  # of a thread that was not the main one until now
@@ -588,13 +703,17 @@ class MarkedSteps:
                 state.ends.append((end.ts, end.backwards))
             thread.ends.popleft()
 
+    def _count_dropped(self, kept: _Thread | _Ranges) -> None:
+        self.counters["step_ends_dropped"] += kept.dropped
+        kept.dropped = 0
+
     def _keys(self, state: _Rank, end: int) -> list[tuple[int, int]]:
         """(group, number of its last call) of each communicator that was called since the end looked at before."""
-        first, until = np.searchsorted(state.called, [state.looked, end], side="right").tolist()
+        first, until = state.called.searchsorted([state.looked, end], side="right").tolist()
         state.looked = end
-        comms, back = np.unique(state.comm[first:until][::-1], return_index=True)
+        newest_of = dict(zip(state.comm[first:until].tolist(), state.seq[first:until].tolist(), strict=True))
         keys = []
-        for comm, newest in zip(comms.tolist(), state.seq[until - 1 - back].tolist(), strict=True):
+        for comm, newest in sorted(newest_of.items()):
             group, offset = self._groups.get((state.rank, comm), (-1, 0))
             if self._sizes.get(group, 1) > 1:
                 keys.append((group, newest + offset))
@@ -608,36 +727,39 @@ class MarkedSteps:
             final: Nothing more will come.
             unsure: All others have been heard: the first end is numbered though there is a doubt.
         """
+        state.awaited = []
         if not state.ends:
             return []
-        comms = {(state.rank, comm) for comm in np.unique(state.comm).tolist()}
+        comms = state.comms
+        comms.look_up(state.rank, self._groups, self._doubtful)
         patient = not final and len(state.ends) < PENDING
-        if patient and comms - self._groups.keys() - self._doubtful:
+        if patient and comms.unknown:
             return []  # they will be looked at within a second
         if state.last is None:
-            if patient and comms & self._doubtful and not comms & self._groups.keys():
+            if patient and comms.doubtful and not comms.aligned:
                 return []  # more calls may still show how the ranks line up
             self._find_place(state, patient or not unsure)
             if state.last is not None:
                 unsure = False
         rows: list[tuple[float, ...]] = []
-        while state.last is not None and state.ends:
+        while state.last is not None and state.ends and self._room > 0:
             end, backwards = state.ends[0]
             before, number = state.last
             looked, keys = state.looked, self._keys(state, end)
             agreed = [n for group, key in keys if (n := self._numbers.get(group, {}).get(key)) is not None]
             called, launched = (
-                int(np.searchsorted(times, end, side="right") - np.searchsorted(times, before, side="right"))
+                int(np.subtract(*times.searchsorted([end, before], side="right")))
                 for times in (state.called, state.launched)
             )
             usual = Tally(state.usual).most_common(1)[0][0] if state.usual else (backwards, called)
             if keys and not agreed and backwards >= 0 and (backwards, called) != usual:
                 # Perhaps an end was lost. Those of the others are there once all have gone one step further.
                 if not unsure or (len(state.ends) == 1 and not final):
-                    state.looked = looked
+                    state.looked, state.awaited = looked, keys
                     break
                 unsure = False
             del state.ends[0]
+            self._room -= 1
             here = agreed[0] if agreed else number + 1
             if state.moved and keys:
                 # Rows keep their numbers, and only those are wrong that do not lead to this one.
@@ -665,9 +787,10 @@ class MarkedSteps:
 
     def _find_place(self, state: _Rank, patient: bool) -> None:
         """Numbers a rank's first end, by the first of its ends that another rank has had, too."""
-        if all(other.last is None for other in self._ranks.values()):
+        if not self._placed:
             self._place(state, 0)
             return
+        awaited: list[tuple[int, int]] = []
         for place, (end, _) in enumerate(state.ends):
             keys = self._keys(state, end)
             # Calls before the first end may be of any step.
@@ -676,31 +799,37 @@ class MarkedSteps:
                 if number is not None:
                     self._place(state, number - place)
                     return
+                awaited.append((group, key))
         state.looked = 0
-        alone = not any(self._sizes.get(group, 1) > 1 for (rank, _), (group, _) in self._groups.items()
-                        if rank == state.rank)  # fmt: skip
+        alone = state.rank not in self._shared
         # Who has had a few steps and no call in common will have none.
         if patient and not (alone and len(state.ends) >= FIRST_ENDS):
+            state.awaited = awaited
             return
         # No call in common: steps of the ranks overlap in time.
-        bounds = [bound for other in self._ranks.values() for bound in other.bounds]
-        if bounds:
+        of_others = [other.bounds for other in self._ranks.values() if other.bounds]
+        if of_others:
             self.counters["families_joined_by_time"] += 1
-            oldest = min(bounds)[0]
+            oldest = min(bounds[0][0] for bounds in of_others)
             place = next((i for i, (end, _) in enumerate(state.ends) if end >= oldest), len(state.ends) - 1)
             chosen = state.ends[place][0]
-            self._place(state, min(bounds, key=lambda bound: abs(bound[0] - chosen))[1] - place)
+            beside = [(bounds, bisect_left(bounds, (chosen, 0))) for bounds in of_others]
+            nearest = [bounds[i] for bounds, at in beside for i in (at - 1, at) if 0 <= i < len(bounds)]
+            self._place(state, min(nearest, key=lambda bound: abs(bound[0] - chosen))[1] - place)
 
-    @staticmethod
-    def _place(state: _Rank, number: int) -> None:
+    def _place(self, state: _Rank, number: int) -> None:
         end, _ = state.ends.pop(0)
+        self._placed = True
+        self._room -= 1
         state.looked = end
         state.last = end, number
         state.bounds.append(state.last)
 
     def _remember(self, group: int, key: int, number: int) -> None:
         numbers = self._numbers.setdefault(group, {})
-        numbers.setdefault(key, number)
+        if key not in numbers:
+            numbers[key] = number
+            self._heard.append((group, key))
         if len(numbers) > KEPT_KEYS:
             del numbers[next(iter(numbers))]
 
@@ -709,6 +838,7 @@ class MarkedSteps:
         """Drops calls before a step's end."""
         until = bisect_right(state.called, end)
         if until > KEPT_BEFORE:
+            state.comms.remove(state.comm[:until])
             state.called, state.comm, state.seq, state.nbytes = (
                 column[until:] for column in (state.called, state.comm, state.seq, state.nbytes)
             )

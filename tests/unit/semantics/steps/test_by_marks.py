@@ -722,6 +722,156 @@ def test_threads_that_come_and_go_do_not_pile_up_nor_hide_the_main_one() -> None
     assert len(steps._ranks[0].threads) <= by_marks.THREADS
 
 
+# ---- what it costs
+
+
+class Rounds(MarkedSteps):
+    """The same without an index: all ranks are tried in each round."""
+
+    def _number_all(self, states: list[Any], final: bool) -> list[tuple[float, ...]]:
+        rows, going = [], True
+        while going:
+            waiting = sum(len(state.ends) for state in states)
+            for state in states:
+                rows += self._number(state, final)
+            going = sum(len(state.ends) for state in states) < waiting
+            for state in [] if going else sorted(states, key=by_marks._turn):
+                before = len(state.ends)
+                rows += self._number(state, final, unsure=True)
+                if len(state.ends) < before:
+                    going = True
+                    break
+        return rows
+
+
+def any_job(rng: random.Random) -> Job:
+    """One with ranks that lack calls in common, ends that were lost, and steps that are not alike."""
+    nranks, steps = rng.randrange(1, 6), rng.choice([12, 40, 90])
+    groups: dict[str, list[tuple[int, ...]]] = {}
+    for name in ["dp", "tp", "pp"][: rng.randrange(4)]:
+        ranks = rng.sample(range(nranks), nranks)
+        cut = rng.randrange(nranks + 1)
+        groups[name] = [tuple(sorted(part)) for part in (ranks[:cut], ranks[cut:]) if part]
+    words = " ".join(rng.choice(["fwd", "bwd", "launch", "data", *groups]) for _ in range(rng.randrange(2, 6)))
+    vary, seed = rng.random(), rng.randrange(1 << 30)
+
+    def program(step: int) -> str:
+        of_step = random.Random(seed + step)
+        more = " bwd" * of_step.randrange(4) if vary < 0.4 and of_step.random() < 0.4 else ""
+        call = " " + of_step.choice(list(groups)) if vary < 0.6 and groups and of_step.random() < 0.2 else ""
+        return f"fwd bwd {words}{more}{call} opt"
+
+    lost = {
+        (rng.randrange(nranks), rng.randrange(steps), rng.choice(["opt", "bwd"])) for _ in range(rng.choice([0, 9]))
+    }
+    attached = {rank: rng.uniform(0, 4 * steps) for rank in range(nranks) if rng.random() < 0.5}
+    return play(nranks, steps, program, groups=groups, attached=attached, lost=lost, skew_ms=rng.choice([0.1, 8, 30]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_only_ranks_that_got_something_to_go_by_are_tried_again_and_steps_are_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    job = any_job(rng)
+    known = job.communicators(doubtful={rank for rank in range(len(job.ranks)) if rng.random() < 0.15})
+    known["nranks"] += rng.random() < 0.3  # one that is not traced
+    known["comm_group"] += np.arange(len(known), dtype=np.uint64) * np.uint64(1000 * (rng.random() < 0.3))
+    edges = sorted(rng.sample(range(5000 * MS, 5400 * MS), rng.choice([0, 3, 20])))
+    ahead = {rank: rng.randrange(200 * MS) for rank in range(len(job.ranks)) if rng.random() < 0.3}
+    ways = MarkedSteps(), Rounds()
+    found = [find(job, steps, edges=edges, ahead=ahead, known=known, final=seed % 4 > 0) for steps in ways]
+    assert found[0].tolist() == found[1].tolist()
+    assert +ways[0].counters == +ways[1].counters
+
+
+def alone_with_others(nranks: int, steps: int) -> tuple[Job, Array]:
+    """Steps that all have another number of backward passes, and communicators of which the other member is not traced:
+    no number is ever the same on two ranks."""
+
+    def program(step: int) -> str:
+        return "fwd" + " bwd" * (1 + step % 7) + " dp opt"
+
+    job = play(nranks, steps, program)
+    known = job.communicators()
+    known["comm_group"] += np.arange(len(known), dtype=np.uint64)
+    return job, known
+
+
+def test_ends_that_nobody_can_number_surely_are_tried_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+    number = MarkedSteps._number
+
+    def counted(*args: Any, **named: Any) -> list[tuple[float, ...]]:
+        nonlocal tries
+        tries += 1
+        return number(*args, **named)
+
+    monkeypatch.setattr(MarkedSteps, "_number", counted)
+    for nranks, steps in ((2, 60), (4, 120)):
+        job, known = alone_with_others(nranks, steps)
+        tries = 0
+        assert len(find(job, known=known)) == nranks * (steps - 1)
+        assert tries <= nranks * (steps + 2)
+
+
+def test_of_many_ends_those_beyond_a_number_wait_for_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, known = alone_with_others(4, 100)
+    whole = find(job, known=known, final=False)
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 50)
+    steps = MarkedSteps()
+    out = [find(job, steps, known=known, final=False)]
+    while len(out[-1]):
+        assert len(out[-1]) <= 50
+        out.append(steps.advance(1 << 60))
+    found = np.concatenate(out)
+    assert len(out) >= 8
+    assert np.sort(found, order=["rank", "step"]).tolist() == whole.tolist()
+    steps = MarkedSteps()
+    assert find(job, steps, known=known).tolist() == find(job, Rounds(), known=known).tolist(), "at the end all"
+
+
+def test_ends_that_wait_are_bounded_and_those_beyond_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 5)
+    monkeypatch.setattr(by_marks, "KEPT_ENDS", 100)
+    for words, boundary in (("fwd bwd opt", ""), ("@@step", "@@step")):
+        job, steps, rows = play(1, 1000, words, groups={}, boundary=boundary), MarkedSteps(), 0
+        edges = range(5000 * MS, 5000 * MS + 1000 * len(words.split()) * MS, 80 * MS)
+        for low, high in pairwise([0, *edges, 1 << 60]):
+            steps.feed_marks(0, between(job.ranks[0].marks, low, high))
+            if steps.ready([0]):
+                rows += len(steps.advance(high))
+            state = steps._ranks[0]
+            assert len(state.ends) <= 100
+            assert all(len(thread.ends) <= 100 for thread in state.threads.values())
+        rows += len(steps.advance(1 << 60, final=True))
+        assert steps.counters["step_ends_dropped"] > 0
+        assert rows + 1 + steps.counters["step_ends_dropped"] == 1000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_communicators_of_the_calls_that_are_kept_are_known(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Without looking through the calls at each end."""
+    monkeypatch.setattr(by_marks, "KEPT_CALLS", 50)
+    monkeypatch.setattr(by_marks, "KEPT_BEFORE", 8)
+    rng = random.Random(seed)
+    job, steps = any_job(rng), MarkedSteps()
+    known = job.communicators()
+    looked_at = known[[rng.random() < 0.8 for _ in known]]
+    doubtful = [i for i in range(len(looked_at)) if rng.random() < 0.3]
+    looked_at["error"][doubtful] = "ambiguous"
+    rows = looked_at["rank"].tolist(), looked_at["comm"].astype(np.int64).tolist(), looked_at["error"].tolist()
+    error_of = {(rank, comm): error for rank, comm, error in zip(*rows, strict=True)}
+    for high in range(5000 * MS, 5300 * MS, 20 * MS):
+        find(job, steps, known=looked_at, edges=[high], final=False)
+        for rank, state in steps._ranks.items():
+            comms = state.comms
+            comms.look_up(rank, steps._groups, steps._doubtful)
+            kept = dict(zip(*(each.tolist() for each in np.unique(state.comm, return_counts=True)), strict=True))
+            assert comms.calls == kept
+            assert comms.unknown == {comm for comm in kept if (rank, comm) not in error_of}
+            assert comms.doubtful == {comm for comm in kept if error_of.get((rank, comm))}
+            assert comms.aligned == kept.keys() - comms.unknown - comms.doubtful
+
+
 # ---- what is kept
 
 
