@@ -357,11 +357,12 @@ def _plausible(state: _Rank, ranges: _Ranges) -> bool:
     comm, nbytes, within = state.comm[inside], state.nbytes[inside], within[inside]
     nbytes = nbytes if nbytes.any() else np.ones_like(nbytes)  # sizes are not known
     every = int(within.max() - within.min()) + 1
-    return all(
-        len(np.unique(within[comm == each])) >= CALLED_OFTEN * every
-        for each in np.unique(comm).tolist()
-        if nbytes[comm == each].sum() >= HEAVY * nbytes.sum()
-    )
+    # Those that carry much are a few, however many there are.
+    each, which = np.unique(comm, return_inverse=True)
+    carried = np.zeros(len(each), np.int64)
+    np.add.at(carried, which, nbytes)
+    heavy = np.flatnonzero(carried >= HEAVY * nbytes.sum()).tolist()
+    return all(len(np.unique(within[which == one])) >= CALLED_OFTEN * every for one in heavy)
 
 
 class MarkedSteps:

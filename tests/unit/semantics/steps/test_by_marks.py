@@ -872,6 +872,56 @@ def test_the_communicators_of_the_calls_that_are_kept_are_known(monkeypatch: pyt
             assert comms.aligned == kept.keys() - comms.unknown - comms.doubtful
 
 
+def seldom_called(state: Any, ranges: Any) -> bool:
+    """Whether a communicator that carries much is called in few of the ranges, all looked at by themselves."""
+    begins = np.array(ranges.begins)
+    within = np.searchsorted(begins, state.called, side="right") - 1
+    inside = (within >= 0) & (within < len(begins) - 1)
+    if len(state.called) and state.called[0] > begins[0]:
+        inside &= within > np.searchsorted(begins, state.called[0])
+    comm, nbytes, within = state.comm[inside], state.nbytes[inside], within[inside]
+    nbytes = nbytes if nbytes.any() else np.ones_like(nbytes)
+    return any(
+        nbytes[comm == each].sum() >= by_marks.HEAVY * nbytes.sum()
+        and len(set(within[comm == each])) < by_marks.CALLED_OFTEN * (within.max() - within.min() + 1)
+        for each in set(comm.tolist())
+    )
+
+
+def test_communicators_that_carry_much_are_called_in_most_ranges_of_steps() -> None:
+    rng = np.random.default_rng(3)
+    answers = set()
+    for _ in range(200):
+        count, comms = rng.integers(1, 80), rng.integers(1, 12)
+        ranges = by_marks._Ranges(True, 0)
+        ranges.begins.extend(np.unique(rng.integers(0, 1000, rng.integers(2, 12))).tolist())
+        state = by_marks._Rank(0)
+        state.called = np.sort(rng.integers(0, 1000, count))
+        state.comm = rng.integers(0, comms, count) - 5
+        state.nbytes = rng.integers(0, 2, count) * rng.integers(0, 1 << 40, count)
+        answers.add(by_marks._plausible(state, ranges))
+        assert by_marks._plausible(state, ranges) is not seldom_called(state, ranges)
+    assert answers == {True, False}
+
+
+def test_of_many_communicators_those_that_carry_little_are_not_looked_through() -> None:
+    looked_through = 0
+
+    class Comms(np.ndarray):  # type: ignore[type-arg]
+        def __eq__(self, other: object) -> Any:
+            nonlocal looked_through
+            looked_through += 1
+            return np.asarray(self) == other
+
+    ranges, state = by_marks._Ranges(True, 0), by_marks._Rank(0)
+    ranges.begins.extend(range(0, 1100, 100))
+    state.called = np.arange(1, 1001)
+    state.comm = np.arange(1000).view(Comms)
+    state.nbytes = np.ones(1000, np.int64)
+    assert by_marks._plausible(state, ranges)
+    assert looked_through <= 1 / by_marks.HEAVY
+
+
 # ---- what is kept
 
 
