@@ -10,6 +10,7 @@ While a thread waits for a CPU it makes no steps: such time counts neither in wi
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,10 @@ EXACT, ALIGNED, GUESSED = 1.0, 0.9, 0.5
 that."""
 KEPT = 4096
 """Newest steps of the first rank by which the others' are numbered."""
+KEPT_SPANS = 4096
+"""Spans of each kind that are kept while a rank makes no steps: two hours of windows. Beyond, the oldest become one."""
+KEPT_PULSES = 65_536
+"""Pulses of a rank that wait for the first rank's steps, at most."""
 AHEAD = 4
 """So many steps later than the first rank's are the others' pulses taken: by then it has made the step that they are
 in, be it longer than others."""
@@ -160,6 +165,66 @@ class _Rank:
         return seen_ns * self.per_step / pulses if pulses >= PACE_PULSES and seen_ns > 0 else float(self.step_ns)
 
 
+class _Spans:
+    """Spans of time, from one moment to another, that may lie over one another; by when they begin."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self._reach: list[int] = []
+        """The latest end of each span and those that begin before it, ascending."""
+        self.merged = 0
+        """Spans that became one with the next, since there were too many."""
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def add(self, begin: int, end: int) -> None:
+        """Takes a span."""
+        at = bisect_right(self._begins, begin)
+        self._begins.insert(at, begin)
+        self._ends.insert(at, end)
+        self._reach_from(at)
+        if len(self._begins) > KEPT_SPANS:
+            self.merged += 1
+            self._ends[:2] = [self._reach[1]]
+            del self._begins[1], self._reach[0]
+
+    def _reach_from(self, at: int) -> None:
+        before = self._reach[at - 1 : at]
+        self._reach[at:] = itertools.accumulate([*before, *self._ends[at:]], max)
+        del self._reach[at : at + len(before)]
+
+    def forget(self, before: int) -> None:
+        """Drops those that ended before a moment."""
+        until = bisect_left(self._begins, before)
+        kept = [at for at in range(until) if self._ends[at] >= before]
+        if len(kept) < until:
+            for column in (self._begins, self._ends):
+                column[:until] = [column[at] for at in kept]
+            self._reach_from(0)
+
+    def touches(self, begin: int, end: int) -> bool:
+        """Whether one of them has a moment between two others."""
+        at = bisect_left(self._begins, end)
+        return at > 0 and self._reach[at - 1] > begin
+
+    def hold(self, begin: int, end: int) -> bool:
+        """Whether one of them has all from one moment to another."""
+        at = bisect_right(self._begins, begin)
+        return at > 0 and self._reach[at - 1] >= end
+
+    def between(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """What they have of the time from one moment to another, in order."""
+        at = range(bisect_right(self._reach, begin), bisect_left(self._begins, end))
+        parts = [(max(self._begins[i], begin), min(self._ends[i], end)) for i in at]
+        return sorted(part for part in parts if part[0] < part[1])
+
+    def ends(self, after: int, until: int) -> list[int]:
+        """Ends of those that end after one moment, and until another, in order."""
+        return sorted(end for end in self._ends[bisect_right(self._reach, after) :] if after < end <= until)
+
+
 class ThinnedSteps:
     """Steps of one job from its ranks' pulses.
 
@@ -174,7 +239,8 @@ class ThinnedSteps:
 
     Attributes:
         counters: ``steps_not_observed`` (that fit into the time in which pulses were not seen), ``steps_disturbed``
-            (counted, but not stored, since more was observed meanwhile, which slowed them).
+            (counted, but not stored, since more was observed meanwhile, which slowed them), ``windows_merged`` (of so
+            long ago that they count as if nothing had been seen between them: a rank has made no step since).
     """
 
     def __init__(
@@ -184,9 +250,7 @@ class ThinnedSteps:
         self._queues = {} if queues is None else queues
         self.counters: Tally[str] = Tally()
         self._ranks: dict[int, _Rank] = {}
-        self._unseen: list[tuple[int, int]] = []
-        self._disturbed: list[tuple[int, int]] = []
-        self._watched: list[tuple[int, int]] = []
+        self._unseen, self._disturbed, self._watched = _Spans(), _Spans(), _Spans()
         self._first: deque[tuple[int, int]] = deque(maxlen=KEPT)
         """Begin and number of the first rank's steps."""
 
@@ -251,15 +315,15 @@ class ThinnedSteps:
 
     def unseen(self, begin_ns: int, end_ns: int) -> None:
         """Between these moments pulses were not observed."""
-        self._unseen.append((begin_ns, end_ns))
+        self._unseen.add(begin_ns, end_ns)
 
     def disturbed(self, begin_ns: int, end_ns: int) -> None:
         """Between these moments so much was observed that steps were slower for it."""
-        self._disturbed.append((begin_ns, end_ns))
+        self._disturbed.add(begin_ns, end_ns)
 
     def watched(self, begin_ns: int, end_ns: int) -> None:
         """Between these moments everything was observed: a window that begins in them does not count for the pace."""
-        self._watched.append((begin_ns, end_ns))
+        self._watched.add(begin_ns, end_ns)
 
     def advance(self, until_ns: int, *, final: bool = False) -> NDArray[np.void]:
         """The steps completed since the last call.
@@ -279,12 +343,14 @@ class ThinnedSteps:
             # By the first rank's steps the others' are numbered: it is some ahead of them.
             until = until_ns if place == 0 else until_ns - AHEAD * state.step_ns
             ready = len(ts) if final else int(np.searchsorted(ts, until, side="right"))
+            ready = max(ready, len(ts) - KEPT_PULSES)
             state.waiting = [ts[ready:]] if ready < len(ts) else []
             rows += self._walk(state, ts[:ready], first=place == 0)
         oldest = min((state.newest for state in self._ranks.values() if state.newest), default=0)
-        self._unseen = [span for span in self._unseen if span[1] >= oldest]
-        self._disturbed = [span for span in self._disturbed if span[1] >= oldest]
-        self._watched = [span for span in self._watched if span[1] >= oldest]
+        for spans in (self._unseen, self._disturbed, self._watched):
+            spans.forget(oldest)
+            self.counters["windows_merged"] += spans.merged
+            spans.merged = 0
         return np.array(rows, ITERATION) if rows else np.empty(0, ITERATION)
 
     def _walk(self, state: _Rank, ts: Int, *, first: bool) -> list[tuple[float, ...]]:
@@ -292,7 +358,7 @@ class ThinnedSteps:
         for part in self._parts(state.newest, ts):
             if not len(part):
                 continue
-            cut = state.newest and self._cut(state.newest, int(part[0]))
+            cut = state.newest and self._unseen.touches(state.newest, int(part[0]))
             if cut:
                 self._pace(state, int(part[0]))
             if cut or not state.newest:
@@ -305,23 +371,15 @@ class ThinnedSteps:
 
     def _parts(self, newest: int, ts: Int) -> list[Int]:
         """Pulses between which nothing was unseen."""
-        ends = sorted(end for begin, end in self._unseen if end > newest)
+        ends = self._unseen.ends(max(newest, int(ts[0])), int(ts[-1])) if len(ts) else []
         return np.split(ts, np.searchsorted(ts, ends)) if ends else [ts]
-
-    def _cut(self, before: int, after: int) -> bool:
-        return any(begin < after and end > before for begin, end in self._unseen)
-
-    def _gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """What was not seen from one moment to another, in order."""
-        gaps = [(max(first, begin), min(last, end)) for first, last in self._unseen]
-        return sorted(gap for gap in gaps if gap[0] < gap[1])
 
     def _pace(self, state: _Rank, begun: int) -> None:
         """Takes how often pulses came in the window before a gap, or until the first gap."""
-        gaps = self._gaps(state.since or state.newest, begun)
-        if state.since and not any(begin <= state.since < end for begin, end in self._watched):
-            seen = self._ran(state.rank, state.since, gaps[-1][1])
-            seen -= sum(self._ran(state.rank, *gap) for gap in gaps)
+        gaps = self._unseen.between(state.since or state.newest, begun)
+        if state.since and not self._watched.hold(state.since, state.since + 1):
+            whole, *parts = self._ran(state.rank, [(state.since, gaps[-1][1]), *gaps])
+            seen = whole - sum(parts)
             counts = min(state.pulses, MOST_PULSES)
             pace = max(seen, 0) * counts / state.pulses, counts
             if state.gaps:
@@ -331,13 +389,15 @@ class ThinnedSteps:
         state.since, state.pulses = gaps[-1][1], 0.0
         state.gaps += 1
 
-    def _ran(self, rank: int, begin_ns: int, end_ns: int) -> int:
-        """From one moment to another, less the time in which a rank's thread waited for a CPU, ns."""
+    def _ran(self, rank: int, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """How long each span is, less the time in which a rank's thread waited for a CPU, ns."""
         queue = np.array(self._queues.get(rank, ()), np.int64).reshape(-1, 2)
         if not len(queue):
-            return end_ns - begin_ns
-        waited = np.diff(np.interp([begin_ns, end_ns], queue[:, 0], queue[:, 1]))[0]
-        return int(end_ns - begin_ns - min(max(waited, 0), end_ns - begin_ns))
+            return [end - begin for begin, end in spans]
+        waited = np.diff(np.interp(np.reshape(spans, (-1, 2)), queue[:, 0], queue[:, 1]))[:, 0].tolist()
+        return [
+            int(end - begin - min(max(wait, 0), end - begin)) for (begin, end), wait in zip(spans, waited, strict=True)
+        ]
 
     def _place(self, state: _Rank, part: Int, first: bool) -> None:
         """Which step the first pulse after time that was not seen is of, and which of its pulses it is."""
@@ -394,8 +454,8 @@ class ThinnedSteps:
     def _gap_ns(self, state: _Rank, begun: int, pace_ns: float) -> float:
         """Time in which steps were made, from the newest one that is known to a pulse after time that was not seen."""
         last = state.last or state.newest
-        gaps = self._gaps(last, begun)
-        ran = sum(self._ran(state.rank, *gap) for gap in gaps)
+        gaps = self._unseen.between(last, begun)
+        ran = sum(self._ran(state.rank, gaps))
         # No step began where pulses were seen and none came, for however long that was.
         edges = [gaps[0][0] - last, *(after[0] - before[1] for before, after in itertools.pairwise(gaps))]
         return ran + sum(min(edge, pace_ns) for edge in (*edges, begun - gaps[-1][1]))
@@ -408,14 +468,14 @@ class ThinnedSteps:
         rows: list[tuple[float, ...]] = []
         if state.last:
             duration = pulse - state.last
-            watched = any(begin <= state.last and pulse <= end for begin, end in self._watched)
+            watched = self._watched.hold(state.last, pulse)
             if watched:
                 state.slowed.append(duration)
             elif state.slowed:
                 if min(len(state.slowed), len(state.usual)) >= LEAST_STEPS:
                     state.ratios.append(float(np.median(state.slowed)) / state.step_ns)
                 state.slowed.clear()
-            if any(begin < pulse and end > state.last for begin, end in self._disturbed):
+            if self._disturbed.touches(state.last, pulse):
                 self.counters["steps_disturbed"] += 1
             else:
                 if not watched:

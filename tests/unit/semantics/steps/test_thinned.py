@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from argus.semantics.steps import thinned
 from argus.semantics.steps.by_calls import BY_PULSES, ITERATION
 from argus.semantics.steps.thinned import ALIGNED, EXACT, GUESSED, Int, ThinnedSteps, find_pulse
 
@@ -353,3 +356,159 @@ def test_the_cheapest_call_of_a_repeating_window_is_the_pulse() -> None:
     shuffled = np.random.default_rng(1).permutation(codes)
     assert find_pulse(shuffled, called, ts, {0: 700}) is None
     assert find_pulse(codes[:20], called[:20], ts[:20], {0: 700}) is None  # two units and a bit
+
+
+class ListOfSpans:
+    """What ``_Spans`` is, by looking at all of them."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[int, int]] = []
+        self.merged = 0
+
+    def add(self, begin: int, end: int) -> None:
+        self.spans.append((begin, end))
+
+    def forget(self, before: int) -> None:
+        self.spans = [span for span in self.spans if span[1] >= before]
+
+    def touches(self, begin: int, end: int) -> bool:
+        return any(first < end and last > begin for first, last in self.spans)
+
+    def hold(self, begin: int, end: int) -> bool:
+        return any(first <= begin and end <= last for first, last in self.spans)
+
+    def between(self, begin: int, end: int) -> list[tuple[int, int]]:
+        parts = [(max(first, begin), min(last, end)) for first, last in self.spans]
+        return sorted(part for part in parts if part[0] < part[1])
+
+    def ends(self, after: int, until: int) -> list[int]:
+        return sorted(last for _, last in self.spans if after < last <= until)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spans_that_lie_over_one_another_are_found_as_if_all_were_looked_at(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spans, simple = thinned._Spans(), ListOfSpans()
+    newest = 0
+    for now in range(0, 2000, 10):
+        begin = now + int(rng.integers(-30, 30))
+        end = begin + int(rng.integers(0, 120))
+        for each in (spans, simple):
+            each.add(begin, end)
+        if rng.random() < 0.2:
+            newest = max(newest, now - int(rng.integers(0, 500)))
+            for each in (spans, simple):
+                each.forget(newest)
+            assert len(spans) == len(simple.spans)
+        for _ in range(5):
+            first, last = sorted(newest + rng.integers(0, 600, 2))
+            for name in ("touches", "hold", "between", "ends"):
+                assert getattr(spans, name)(first, last) == getattr(simple, name)(first, last), name
+
+
+def any_steps(seed: int, monkeypatch: pytest.MonkeyPatch, spans: type) -> tuple[list[Any], dict[str, int]]:
+    """Steps of ranks of which some stand still, seen in windows, some of which slow them."""
+    monkeypatch.setattr(thinned, "_Spans", spans)
+    rng = np.random.default_rng(seed)
+    waited = np.cumsum(rng.integers(0, 20 * MS, 100))
+    queues = {0: list(zip((np.arange(100) * 200 * MS).tolist(), waited.tolist(), strict=True))}
+    steps = ThinnedSteps(queues=queues)
+    pulses = {}
+    for rank in range(3):
+        steps.begin(rank, int(rng.integers(1, 3)), number=4, after_ns=MS, step_ns=4 * MS)
+        pulses[rank] = MS + np.cumsum(rng.integers(2 * MS, 6 * MS, 4000))
+        still = np.sort(rng.integers(0, 20_000 * MS, 2))
+        pulses[rank] = pulses[rank][(pulses[rank] < still[0]) | (pulses[rank] > still[1])]
+    found, before = [], 0
+    for begin in range(0, 16_000, 400):
+        end = begin + int(rng.integers(50, 300))
+        if begin:
+            steps.unseen(before * MS, begin * MS)
+        if rng.random() < 0.3:
+            steps.watched(begin * MS, end * MS)
+            steps.disturbed((begin - 20) * MS, (end + 20) * MS) if rng.random() < 0.5 else None
+        for turn in range(begin, end, 40):
+            for rank, at in pulses.items():
+                steps.feed(rank, at[(at >= turn * MS) & (at < min(turn + 40, end) * MS)])
+            found += steps.advance((turn - 5) * MS).tolist()
+        before = end
+    found += steps.advance(1 << 62, final=True).tolist()
+    return found, dict(+steps.counters)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_steps_are_those_that_are_found_by_looking_at_all_windows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, simple = any_steps(seed, monkeypatch, thinned._Spans), any_steps(seed, monkeypatch, ListOfSpans)
+    assert fast == simple
+    assert len(fast[0]) > 200
+
+
+class Moment(int):
+    """Counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Moment.compared += 1
+        return int(self) < int(other)
+
+    def __le__(self, other: int) -> bool:
+        Moment.compared += 1
+        return int(self) <= int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Moment.compared += 1
+        return int(self) > int(other)
+
+    def __ge__(self, other: int) -> bool:
+        Moment.compared += 1
+        return int(self) >= int(other)
+
+
+def stopped_rank(windows: int) -> tuple[ThinnedSteps, int]:
+    """One of two ranks makes no step any more, and the time goes on."""
+    steps = ThinnedSteps()
+    for rank in (0, 1):
+        steps.begin(rank, 1)
+        steps.feed(rank, np.array([10, 20]) * MS)
+    steps.advance(30 * MS)
+    for begin in range(30 * MS, (30 + 20 * windows) * MS, 20 * MS):
+        steps.unseen(Moment(begin), Moment(begin + 10 * MS))
+        for span in (steps.watched, steps.disturbed):
+            span(Moment(begin + 10 * MS), Moment(begin + 15 * MS))
+    return steps, (30 + 20 * windows) * MS
+
+
+def test_pulses_cost_the_same_however_many_windows_a_rank_has_stood_still_for() -> None:
+    steps, now = stopped_rank(2000)
+    steps.feed(1, now + np.arange(400) * MS)
+    Moment.compared = 0
+    assert len(steps.advance(now + 1000 * MS)) == 399
+    assert Moment.compared < 400 * 100, "all windows at each pulse would be two million"
+
+
+def test_windows_that_a_rank_stands_still_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinned, "KEPT_SPANS", 50)
+    steps, now = stopped_rank(200)
+    assert len(steps._unseen) == len(steps._watched) == len(steps._disturbed) == 50
+    steps.feed(1, now + np.arange(10) * MS)
+    assert len(steps.advance(now + 1000 * MS)) == 9
+    assert steps.counters["windows_merged"] == 3 * 150
+    # What it had not seen until then is still a gap, and no step.
+    steps.feed(0, now + np.arange(10) * MS)
+    rows = steps.advance(now + 1000 * MS, final=True)
+    assert set(rows["duration_ns"].tolist()) == {MS}
+
+
+def test_pulses_that_wait_for_the_first_rank_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose steps took an hour so far need not be followed for four more."""
+    monkeypatch.setattr(thinned, "KEPT_PULSES", 100)
+    steps = ThinnedSteps()
+    for rank in (0, 1):
+        steps.begin(rank, 1, number=3, after_ns=MS, step_ns=3600 * 1000 * MS)
+    rows = 0
+    for turn in range(1, 50):
+        steps.feed(1, (turn * 20 + np.arange(20)) * MS)
+        rows += len(steps.advance(turn * 20 * MS))
+        assert sum(map(len, steps._ranks[1].waiting)) <= 100
+    assert rows + len(steps.advance(1 << 62, final=True)) == 49 * 20 - 1
