@@ -242,6 +242,10 @@ class StepTracker:
         self._window = window
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[tuple[int, int], tuple[int, int]] = {}
+        self._groups_of: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+        """``_groups`` by rank and communicator."""
+        self._in_group: defaultdict[int, set[int]] = defaultdict(set)
+        """Ranks of each group."""
         self._sizes: dict[int, int] = {}
         self._untrusted: set[int] = set()
         self._lined: dict[tuple[int, int], tuple[int, int]] = {}
@@ -262,6 +266,7 @@ class StepTracker:
         differ between ranks and their confidence is at most one half.
         """
         known: dict[tuple[int, int], tuple[int, int]] = {}
+        self._groups_of, self._in_group = defaultdict(dict), defaultdict(set)
         seen: Tally[int] = Tally()
         self._sizes = {}
         self._untrusted = set()
@@ -278,7 +283,8 @@ class StepTracker:
                 alone = int(mix(np.array([group ^ (rank + 1)], np.uint64))[0])
                 self._untrusted.add(alone)
                 group, offset = alone, 0
-            known[rank, comm] = (group, offset)
+            known[rank, comm] = self._groups_of[rank][comm] = group, offset
+            self._in_group[group].add(rank)
             seen[group] += 1
             self._sizes[group] = max(seen[group], nranks)
         self._groups = known
@@ -321,14 +327,17 @@ class StepTracker:
                 moved += [key for key in self._counted if key[0] in side and key not in moved]
         return moved
 
-    def _family_of(self, rank: int, group: int) -> tuple[_Family, int] | None:
-        """The family that counts a group's calls, and what to add to the group's numbers to have the family's."""
-        candidates: dict[int, tuple[_Family, int]] = {}
+    def _families_of(self, rank: int, groups: Iterable[int]) -> dict[int, tuple[_Family, int] | None]:
+        """By group, the family that counts its calls, and what to add to the group's numbers to have the family's."""
+        candidates: dict[int, dict[int, tuple[_Family, int]]] = {group: {} for group in groups}
         for key, (family, offset) in self._counted.items():
             there, now = self._groups[key]
-            if there == group and (family.trusted or key[0] == rank):
-                candidates.setdefault(id(family), (family, offset - now))
-        return max(candidates.values(), key=lambda pair: (len(pair[0].members), -pair[0].group), default=None)
+            if there in candidates and (family.trusted or key[0] == rank):
+                candidates[there].setdefault(id(family), (family, offset - now))
+        return {
+            group: max(pairs.values(), key=lambda pair: (len(pair[0].members), -pair[0].group), default=None)
+            for group, pairs in candidates.items()
+        }
 
     def feed(
         self,
@@ -472,7 +481,8 @@ class StepTracker:
             return  # more calls may still show how the ranks line up
         shared = shared or set(known)
         places = places[np.isin(unit["comm"][places], list(shared))]
-        families = {comm: self._family_of(state.rank, group) for comm, (group, _) in known.items()}
+        of_groups = self._families_of(state.rank, {group for group, _ in known.values()})
+        families = {comm: of_groups[group] for comm, (group, _) in known.items()}
         joined = [
             (len(pair[0].members), -known[comm][0], comm)
             for comm, pair in families.items()
@@ -648,7 +658,9 @@ class StepTracker:
         settled = [other for other in self._ranks.values() if (f := self._family(other)) and f.shift is not None]
         if not settled:
             return 0
-        for other in settled:
+        # All pairs of ranks would be quadratic.
+        beside = set[int]().union(*(self._in_group[group] for group, _ in self._groups_of[state.rank].values()))
+        for other in (other for other in settled if other.rank in beside):
             reference = self._family(other)
             assert reference is not None
             assert reference.shift is not None
@@ -669,11 +681,9 @@ class StepTracker:
 
     def _shared(self, there: _Rank, here: _Rank) -> NDArray[np.int64]:
         """Step numbers of shared calls on one rank minus those on another, shape (calls,)."""
-        of_group = {
-            group: (comm, offset) for (rank, comm), (group, offset) in self._groups.items() if rank == here.rank
-        }
-        for (rank, comm), (group, offset) in self._groups.items():
-            if rank != there.rank or group not in of_group:
+        of_group = {group: (comm, offset) for comm, (group, offset) in self._groups_of[here.rank].items()}
+        for comm, (group, offset) in self._groups_of[there.rank].items():
+            if group not in of_group:
                 continue
             sides = []
             for state, handle, add in ((there, comm, offset), (here, *of_group[group])):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from argus.model.records import COLLECTIVE, LAUNCH
+from argus.semantics.groups.communicators import COMMUNICATOR
 from argus.semantics.steps import by_calls as steps_module
 from argus.semantics.steps.by_calls import BY_COLLECTIVES, BY_LAUNCHES, ITERATION, StepTracker
 from argus.semantics.steps.period import find_period
@@ -507,3 +510,82 @@ def test_wrong_records_are_refused() -> None:
     with pytest.raises(TypeError, match="LAUNCH"):
         StepTracker().feed(0, np.empty(0, COLLECTIVE), np.empty(0, LAUNCH))
     assert ALL_REDUCE != 0
+
+
+class AllPairs(StepTracker):
+    """The same, where a new family is compared with those of all other ranks."""
+
+    def _shift(self, state: Any, family: Any) -> int:
+        settled = [other for other in self._ranks.values() if (f := self._family(other)) and f.shift is not None]
+        for other in settled:
+            differences = self._shared(other, state)
+            if len(differences):
+                return int(Tally(differences.tolist()).most_common(1)[0][0]) + self._family(other).shift  # type: ignore
+        self._groups_of[state.rank], kept = {}, self._groups_of[state.rank]
+        shift = super()._shift(state, family)  # by time
+        self._groups_of[state.rank] = kept
+        return shift
+
+    def _families_of(self, rank: int, groups: Any) -> Any:
+        found = {}
+        for wanted in groups:
+            pairs: dict[int, Any] = {}
+            for key, (family, offset) in self._counted.items():
+                there, now = self._groups[key]
+                if there == wanted and (family.trusted or key[0] == rank):
+                    pairs.setdefault(id(family), (family, offset - now))
+            found[wanted] = max(pairs.values(), key=lambda pair: (len(pair[0].members), -pair[0].group), default=None)
+        return found
+
+
+def in_pairs(nranks: int, groups: Sequence[Sequence[int]], *, steps: int = 40, seed: int = 0) -> list[Any]:
+    """Ranks that call each of their groups once a step, from some step on: the groups, and each rank's calls."""
+    rng = np.random.default_rng(seed)
+    rows, calls = [], []
+    for rank in range(nranks):
+        own = [number for number, members in enumerate(groups) if rank in members]
+        since = int(rng.integers(0, 6)) if seed else 0
+        made = np.zeros(len(own) * (steps - since), COLLECTIVE)
+        step, place = np.divmod(np.arange(len(made)), max(len(own), 1))
+        made["comm"] = np.array(own)[place] + 100 if own else 0
+        made["seq"], made["call"], made["count"] = step, ALL_REDUCE, 1 + place
+        made["ts_ns"] = (10 + (since + step) * 20 + place) * MS + rng.integers(0, MS, len(made)) + rank
+        calls.append(made)
+        for number in own:
+            rows.append((rank, 100 + number, 1000 + number, -1, 2, since, "name", "" if rng.random() < 0.9 else "?"))
+    return [np.array(rows, COMMUNICATOR), calls]
+
+
+@pytest.mark.parametrize("seed", range(1, 25))
+def test_families_are_joined_as_if_all_pairs_of_ranks_were_compared(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    nranks = int(rng.integers(1, 9))
+    groups = [rng.choice(nranks, int(rng.integers(1, nranks + 1)), replace=False).tolist() for _ in range(nranks)]
+    known, calls = in_pairs(nranks, groups, seed=seed)
+    found = []
+    for tracker in (StepTracker(), AllPairs()):
+        tracker.align(known)
+        for rank, made in enumerate(calls):
+            tracker.feed(rank, np.empty(0, LAUNCH), made)
+        found.append((tracker.advance(final=True).tolist(), +tracker.counters))
+    assert found[0] == found[1]
+
+
+def test_ranks_without_a_group_in_common_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    shared = StepTracker._shared
+
+    def counted(*args: Any) -> NDArray[np.int64]:
+        nonlocal compared
+        compared += 1
+        return shared(*args)
+
+    monkeypatch.setattr(StepTracker, "_shared", counted)
+    known, calls = in_pairs(40, [[rank] for rank in range(40)])
+    tracker = StepTracker()
+    tracker.align(known)
+    for rank, made in enumerate(calls):
+        tracker.feed(rank, np.empty(0, LAUNCH), made)
+    assert len(np.unique(tracker.advance(final=True)["rank"])) == 40
+    assert compared == 0
+    assert tracker.counters["families_joined_by_time"] == 39
