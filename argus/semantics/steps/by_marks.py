@@ -148,14 +148,18 @@ class _Thread:
     passes: bool = False
     """Whether it has had a backward pass."""
     ranges: dict[int, _Ranges] = field(default_factory=dict)
+    most: int = 0
+    """How often ranges of one of its names were seen, at most."""
 
     @property
     def worth(self) -> tuple[int, int]:
-        return self.seen, max((ranges.seen for ranges in self.ranges.values()), default=0)
+        return self.seen, self.most
 
     def take(self, ts: int, what: int, role: int, handle: int, depth: int) -> None:
         if what == What.STEP_BEGIN:
-            self._range(handle, bool(role), depth).begin(ts, depth)
+            ranges = self._range(handle, bool(role), depth)
+            ranges.begin(ts, depth)
+            self.most = max(self.most, ranges.seen)
         elif what == What.STEP_END:
             if handle in self.ranges:
                 self.ranges[handle].end(ts)
@@ -190,9 +194,16 @@ class _Thread:
     def _range(self, handle: int, is_step: bool, depth: int) -> _Ranges:
         if handle not in self.ranges:
             if len(self.ranges) >= RANGES:
-                del self.ranges[min(self.ranges, key=lambda each: (self.ranges[each].is_step, self.ranges[each].seen))]
+                least = min(self.ranges, key=lambda each: (self.ranges[each].is_step, self.ranges[each].seen))
+                if self.ranges.pop(least).seen > 1:
+                    self.keep(self.ranges)
             self.ranges[handle] = _Ranges(is_step, depth)
         return self.ranges[handle]
+
+    def keep(self, handles: Collection[int]) -> None:
+        """Forgets ranges of other names."""
+        self.ranges = {handle: ranges for handle, ranges in self.ranges.items() if handle in handles}
+        self.most = max((ranges.seen for ranges in self.ranges.values()), default=0)
 
     def confirm(self) -> None:
         if self.candidate:
@@ -584,7 +595,7 @@ class MarkedSteps:
         self._range, self._by_batch = handle, False
         for state in self._ranks.values():
             for thread in state.threads.values():
-                thread.ranges = {name: each for name, each in thread.ranges.items() if name == handle}
+                thread.keep({handle})
 
     def hand_over(self, rank: int) -> Handover:
         """How a rank's steps go on by its backward passes alone, or by its ranges' begins: after ``advance`` with

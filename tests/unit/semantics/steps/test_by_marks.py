@@ -922,6 +922,44 @@ def test_of_many_communicators_those_that_carry_little_are_not_looked_through() 
     assert looked_through <= 1 / by_marks.HEAVY
 
 
+def test_threads_that_come_and_go_cost_the_same_however_many_names_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+
+    class Ranges(by_marks._Ranges):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looked_at
+            looked_at += name == "seen"
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(by_marks, "_Ranges", Ranges)
+    begins = np.zeros(by_marks.THREADS * by_marks.RANGES * 3, MARK)
+    begins["what"], begins["ts_ns"] = What.STEP_BEGIN, np.arange(len(begins))
+    begins["tid"] = np.arange(len(begins)) // (by_marks.RANGES * 3)
+    begins["handle"] = 1 + np.arange(len(begins)) % by_marks.RANGES
+    steps = MarkedSteps()
+    steps.feed_marks(0, begins)
+    others = begins[:1000].copy()
+    others["tid"], others["handle"] = 1000 + np.arange(1000) % 2, 1
+    looked_at = 0
+    steps.feed_marks(0, others)
+    assert looked_at <= 1000 * 10, "all names of all threads would be four million"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_how_often_ranges_of_a_name_were_seen_is_known_of_each_thread(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_marks, "RANGES", 5)
+    rng, thread = random.Random(seed), by_marks._Thread()
+    for ts in range(1, 500):
+        thread.take(ts, What.STEP_BEGIN, rng.random() < 0.3, rng.randrange(1, 12), 0)
+        assert len(thread.ranges) <= 5
+        assert thread.worth == (0, max(ranges.seen for ranges in thread.ranges.values()))
+    thread.keep({3})
+    assert thread.ranges.keys() <= {3}
+    assert thread.worth == (0, max((ranges.seen for ranges in thread.ranges.values()), default=0))
+
+
 # ---- what is kept
 
 
