@@ -55,6 +55,9 @@ GUESSED = 0.4
 """At most so sure is a group whose members were concluded from equal calls: parallel ones cannot be distinguished."""
 MAX_SIZES = 512
 """Different sizes remembered of a communicator. More (variable sequence lengths) add nothing."""
+MAX_PEERS, OTHERS = 8, -1
+"""Peers remembered of a communicator, each way, and whom the calls to further ones are counted for. What matters is
+whether there is more than one."""
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Traffic:
 
     Attributes:
         calls: By (operation, bytes).
-        sent, received: Calls by peer's rank in the communicator.
+        sent, received: Calls by peer's rank in the communicator, those beyond :data:`MAX_PEERS` under :data:`OTHERS`.
     """
 
     calls: Tally[tuple[str, int]] = field(default_factory=Tally)
@@ -76,10 +79,9 @@ class Traffic:
         if key not in self.calls and len(self.calls) >= MAX_SIZES:
             key = op, 0
         self.calls[key] += count
-        if op == "Send":
-            self.sent[peer] += count
-        elif op == "Recv":
-            self.received[peer] += count
+        if op in ("Send", "Recv"):
+            peers = self.sent if op == "Send" else self.received
+            peers[peer if peer in peers or len(peers) < MAX_PEERS else OTHERS] += count
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,16 @@ from argus.live.sides.step_rows import StepRows
 from argus.model.calls import BY_SYMBOL
 from argus.model.records import CONTROL
 from argus.semantics.groups.communicators import COMMUNICATOR
-from argus.semantics.groups.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_in, superseded
+from argus.semantics.groups.mesh import (
+    MAX_PEERS,
+    MAX_SIZES,
+    Group,
+    Traffic,
+    describe,
+    find_mesh,
+    sizes_in,
+    superseded,
+)
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -240,6 +250,60 @@ def test_sizes_are_bounded() -> None:
         one.add("AllReduce", 1 + size, -1, 2)
     assert len(one.calls) <= MAX_SIZES + 1
     assert one.calls.total() == 6 * MAX_SIZES
+
+
+def test_peers_are_bounded() -> None:
+    """Whoever calls names any number as the peer, and none of the calls is lost."""
+    one = Traffic()
+    for peer in range(10 * MAX_PEERS):
+        one.add("Send", 4, peer, 2)
+        one.add("Recv", 4, peer, 3)
+    assert len(one.sent) == len(one.received) == MAX_PEERS + 1
+    assert (one.sent.total(), one.received.total()) == (20 * MAX_PEERS, 30 * MAX_PEERS)
+
+
+class AllPeers(Traffic):
+    """Remembers each peer."""
+
+    def add(self, op: str, nbytes: int, peer: int, count: int) -> None:
+        self.calls[op, nbytes] += count
+        if op == "Send":
+            self.sent[peer] += count
+        elif op == "Recv":
+            self.received[peer] += count
+
+
+def test_what_sends_and_receives_are_for_does_not_depend_on_how_many_peers_are_remembered() -> None:
+    """Pipelines, rings, and exchanges among all, some of them with more peers than are remembered."""
+    rng = np.random.default_rng(8)
+    seen: Counter[str] = Counter()
+    for _ in range(300):
+        size = int(rng.choice([2, 3, 4, 2 * MAX_PEERS, 5 * MAX_PEERS]))
+        shape = rng.choice(["ring", "pipeline", "all", "some"])
+        found = []
+        sent = [
+            (rank, peer)
+            for rank in range(size)
+            for peer in range(size)
+            if {
+                "ring": peer == (rank + 1) % size,
+                "pipeline": abs(peer - rank) == 1,
+                "all": peer != rank,
+                "some": bool(rng.integers(3) == 0),
+            }[str(shape)]
+        ]
+        for kind in (Traffic, AllPeers):
+            job = Cluster(size)
+            for rank in range(size):
+                job.traffic[rank, 1] = kind()
+                job.rows.append((rank, 1, 7, size))
+            for rank, peer in sent:
+                job.traffic[rank, 1].add("Send", MB, peer, 3)
+                job.traffic[peer, 1].add("Recv", MB, rank, 3)
+            found.append(job.find())
+        assert found[0] == found[1]
+        seen.update(group.dimension for group in found[0])
+    assert set(seen) == {"cp", "pp"}
 
 
 def test_nothing_sent_is_no_mesh() -> None:
