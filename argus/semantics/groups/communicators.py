@@ -78,6 +78,14 @@ LAST_BY = 0.02
 """Only a rank that is later by this share of the time between two ends counts as last; below it ranks take turns."""
 APART = "not called at the same time"
 """Why two handles with equal calls are not one communicator."""
+MOST_LIVES, AT_ONCE = 64, 8
+"""So many process groups of one name are compared with another rank's, and more where no more than so many of them are
+there at one time: a process has one after the other."""
+CROWDED = f"more than {MOST_LIVES} process groups of this name at one time"
+"""Why others are lined up with no other rank's."""
+PORTION, PAIRS, CELLS = 1024, 64, 65_536
+"""Rows that are made, pairs of lives that are compared, and numbers that are compared at once, in one part: a
+millisecond or a few."""
 BLOCKED = 0.1
 """Synchronise calls shorter than this share of the rank's long ones (90th percentile) did not wait for the GPU."""
 
@@ -185,32 +193,69 @@ def _made(ranks: Sequence[RankCalls]) -> tuple[dict[tuple[int, int], _Row], dict
 
 @dataclass(frozen=True)
 class _Life:
-    """One of a rank's groups of one name: its turn among these, and when it was called, ns."""
+    """One of a rank's groups of one name: its turn among these, and when it was called, ns.
+
+    ``counts``: what the group had counted at its calls, ascending and each once, with times and numbers of these.
+    """
 
     comm: int
     turn: int
     comm_rank: int
     begin: int
     end: int
-    calls: NDArray[np.void]
+    counts: Int
+    ts: Int
+    seq: Int
 
 
-def _gap(a: _Life, b: _Life) -> int:
-    """Time between two lives, ns; below 0: they overlap by so much."""
-    return max(a.begin, b.begin) - min(a.end, b.end)
+def _lives(calls: RankCalls) -> Generator[None, None, list[tuple[Membership, _Life]]]:
+    """A rank's groups whose names are known and whose calls carry the group's count, in the order of ``named``."""
+    lives: list[tuple[Membership, _Life]] = []
+    rows = calls.collectives[calls.collectives["stream"] > 0] if calls.named else calls.collectives[:0]
+    if not len(rows):
+        return lives
+    counts, order = rows["stream"].astype(np.int64) - 1, np.lexsort((rows["stream"].astype(np.int64), rows["comm"]))
+    comms, counts = rows["comm"][order], counts[order]
+    ts, seq = rows["ts_ns"][order].astype(np.int64) + calls.clock_ns, rows["seq"][order].astype(np.int64)
+    begins = np.flatnonzero(np.concatenate([[True], comms[1:] != comms[:-1]]))
+    first, last = np.minimum.reduceat(ts, begins).tolist(), np.maximum.reduceat(ts, begins).tolist()
+    once = np.flatnonzero(np.concatenate([[True], (comms[1:] != comms[:-1]) | (counts[1:] != counts[:-1])]))
+    cuts = [*np.searchsorted(once, begins).tolist(), len(once)]
+    counts, ts, seq = counts[once], ts[once], seq[once]
+    at = {comm: place for place, comm in enumerate(comms[begins].tolist())}
+    for done, (comm, place) in enumerate(calls.named.items()):
+        if done % PORTION == PORTION - 1:
+            yield
+        own = at.get(comm)
+        if own is not None:
+            of = slice(cuts[own], cuts[own + 1])
+            life = _Life(comm, place.turn, place.rank, first[own], last[own], counts[of], ts[of], seq[of])
+            lives.append((place, life))
+    return lives
+
+
+def _compared(lives: Sequence[_Life], others: int) -> set[int]:
+    """Places of the lives that are compared with so many of another rank: all, but the newest few where too many groups
+    of one name are there at one time. A process has them one after the other."""
+    if len(lives) * others <= MOST_LIVES**2:
+        return set(range(len(lives)))
+    begins, ends = (np.array([getattr(life, name) for life in lives], np.int64) for name in ("begin", "end"))
+    order = np.sort(begins)
+    at_once = np.arange(1, len(lives) + 1) - np.searchsorted(np.sort(ends), order, side="left")
+    if at_once.max() <= AT_ONCE:
+        return set(range(len(lives)))
+    return set(np.argsort(begins, kind="stable")[-MOST_LIVES:].tolist())
 
 
 def _apart(a: _Life, b: _Life) -> float:
     """How far apart the ranks make the same calls, ns; infinite: none is in both, nor do they overlap."""
-    _, in_a, in_b = np.intersect1d(a.calls["stream"], b.calls["stream"], return_indices=True)
+    _, in_a, in_b = np.intersect1d(a.counts, b.counts, assume_unique=True, return_indices=True)
     if not len(in_a):
-        return 0.0 if _gap(a, b) < 0 else np.inf
-    shift = (a.end - int(a.calls["ts_ns"].max())) - (b.end - int(b.calls["ts_ns"].max()))  # of the two clocks
-    apart = a.calls["ts_ns"][in_a].astype(np.int64) - b.calls["ts_ns"][in_b].astype(np.int64) + shift
-    return float(np.median(np.abs(apart)))
+        return 0.0 if max(a.begin, b.begin) < min(a.end, b.end) else np.inf
+    return float(np.median(np.abs(a.ts[in_a] - b.ts[in_b])))
 
 
-def _same_lives(a: list[_Life], b: list[_Life]) -> dict[int, int]:
+def _same_lives(a: Sequence[_Life], b: Sequence[_Life]) -> Generator[None, None, dict[int, int]]:
     """Which of two ranks' groups of one name are the same, as places in ``a`` by places in ``b``: ranks call a group at
     one time.
 
@@ -219,24 +264,30 @@ def _same_lives(a: list[_Life], b: list[_Life]) -> dict[int, int]:
     """
     if len(a) == len(b) == 1:
         return {0: 0}
-    begins, ends = (
+    (begin_a, begin_b), (end_a, end_b) = (
         [np.array([getattr(life, name) for life in lives], np.int64) for lives in (a, b)] for name in ("begin", "end")
     )
-    spacing = min(int(np.diff(np.sort(each)).min()) for each in begins if len(each) > 1)
-    longest = np.maximum((ends[0] - begins[0])[None], (ends[1] - begins[1])[:, None])
-    limits = np.maximum(longest, spacing) / 2
-    # No call is nearer to one of the other life than the lives are: few pairs are left to be compared call by call.
-    near = np.maximum(begins[0][None], begins[1][:, None]) - np.minimum(ends[0][None], ends[1][:, None]) < limits
-    apart = np.full(near.shape, np.inf)
-    for other, one in np.argwhere(near).tolist():
-        apart[other, one] = _apart(a[one], b[other])
-    apart[apart >= limits] = np.inf
-    nearest, back = apart.argmin(axis=1), apart.argmin(axis=0)
-    return {
-        place: int(nearest[place])
-        for place in range(len(b))
-        if back[nearest[place]] == place and np.isfinite(apart[place, nearest[place]])
-    }
+    spacing = min((int(np.diff(np.sort(each)).min()) for each in (begin_a, begin_b) if len(each) > 1), default=0)
+    nearest: dict[int, tuple[float, int]] = {}
+    back: dict[int, tuple[float, int]] = {}
+    compared, height = 0, max(CELLS // max(len(a), 1), 1)
+    for low in range(0, len(b), height):
+        yield
+        of = slice(low, low + height)
+        longest = np.maximum((end_a - begin_a)[None], (end_b - begin_b)[of, None])
+        limits = np.maximum(longest, spacing) / 2
+        # No call is nearer to one of the other life than the lives are: few pairs are left to be compared call by call.
+        near = np.maximum(begin_a[None], begin_b[of, None]) - np.minimum(end_a[None], end_b[of, None]) < limits
+        rows, columns = np.nonzero(near)
+        for other, one, limit in zip((rows + low).tolist(), columns.tolist(), limits[near].tolist(), strict=True):
+            compared += 1
+            if compared % PAIRS == 0:
+                yield
+            apart = _apart(a[one], b[other])
+            if apart < limit:
+                nearest[other] = min(nearest.get(other, (np.inf, -1)), (apart, one))
+                back[one] = min(back.get(one, (np.inf, -1)), (apart, other))
+    return {place: one for place, (_, one) in sorted(nearest.items()) if back[one][1] == place}
 
 
 def named_group(place: Membership) -> int:
@@ -244,63 +295,99 @@ def named_group(place: Membership) -> int:
     return _group_id("name", place.name, place.size, place.turn)
 
 
-def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
+def _named(ranks: Sequence[RankCalls]) -> Generator[None, None, dict[tuple[int, int], _Row]]:
     """Groups whose names are known from the processes, lined up by the groups' own counts of collectives."""
     rows: dict[tuple[int, int], _Row] = {}
-    parts: dict[int, list[tuple[tuple[int, int], Int, Int]]] = defaultdict(list)
+    parts: dict[int, list[tuple[int, _Life]]] = defaultdict(list)
     lives: dict[tuple[str, int], dict[int, list[_Life]]] = defaultdict(lambda: defaultdict(list))
     for calls in ranks:
-        for comm, place in calls.named.items():
-            own = calls.collectives[(calls.collectives["comm"] == comm) & (calls.collectives["stream"] > 0)]
-            if len(own):
-                ts = own["ts_ns"].astype(np.int64) + calls.clock_ns
-                life = _Life(comm, place.turn, place.rank, int(ts.min()), int(ts.max()), own)
-                lives[place.name, place.size][calls.rank].append(life)
+        yield
+        for place, life in (yield from _lives(calls)):
+            lives[place.name, place.size][calls.rank].append(life)
     for (name, size), of_ranks in lives.items():
         known: dict[int, _Life] = {}
         for rank, seen in sorted(of_ranks.items()):
-            numbers = list(known)
-            same = _same_lives(list(known.values()), seen) if known else {}
-            shift = 0
-            for at, life in enumerate(seen):
-                if at in same:
-                    number = numbers[same[at]]
-                    shift = number - life.turn
-                else:
-                    number = life.turn + shift
-                    if number in known:  # another one, which this rank was not seen in
-                        number = _group_id(rank, life.comm)
-                    known[number] = life
-                group = _group_id("name", name, size, number)
-                rows[rank, life.comm] = _Row(group, "name", life.comm_rank, size)
-                count, first = np.unique(life.calls["stream"].astype(np.int64) - 1, return_index=True)
-                parts[group].append(((rank, life.comm), count, life.calls["seq"].astype(np.int64)[first]))
+            yield
+            named, new = yield from _named_of_rank(name, size, rank, seen, known)
+            rows |= named
+            for group, life in new:
+                parts[group].append((rank, life))
     for members in parts.values():
-        places = Counter(rows[key].comm_rank for key, _, _ in members)
-        if max(places.values()) > 1:
-            for key, _, _ in members:
-                rows[key].error = "several process groups of this name have the same ranks"
-            continue
-        if all(len(np.unique(count - seq)) == 1 for _, count, seq in members):
-            # The same number on every host, too.
-            for key, count, seq in members:
-                rows[key].offset = int(count[0] - seq[0])
-            continue
-        # A call that is several collectives to the group: its count runs ahead of the calls.
-        _, count, seq = members[0]
-        for key, other_count, other_seq in members[1:]:
-            _, first, its = np.intersect1d(count, other_count, return_indices=True)
-            offsets = np.unique(seq[first] - other_seq[its])
-            if len(offsets) == 1:
-                rows[key].offset = int(offsets[0])
-            else:
-                rows[key].error = (
-                    "calls do not agree with the group's count" if len(offsets) else "no call in common yet"
-                )
-        lowest = min(rows[key].offset for key, _, _ in members if not rows[key].error)
-        for key, _, _ in members:
-            rows[key].offset -= lowest
+        yield
+        yield from _line_up_by_counts(members, rows)
     return rows
+
+
+def _named_of_rank(
+    name: str, size: int, rank: int, seen: list[_Life], known: dict[int, _Life]
+) -> Generator[None, None, tuple[dict[tuple[int, int], _Row], list[tuple[int, _Life]]]]:
+    """A rank's groups of one name: their rows, and those that can be lined up, by group. ``known``: those of the ranks
+    before it, by number; what none of these was in is added."""
+    rows: dict[tuple[int, int], _Row] = {}
+    found: list[tuple[int, _Life]] = []
+    places = sorted(_compared(seen, len(seen)))
+    numbers = list(known)
+    of_others = sorted(_compared(list(known.values()), len(places)))
+    crowded = len(of_others) < len(known)
+    pairs: dict[int, int] = {}
+    if known:
+        pairs = yield from _same_lives([known[numbers[at]] for at in of_others], [seen[at] for at in places])
+    same = {places[at]: numbers[of_others[one]] for at, one in pairs.items()}
+    compared, shift = set(places), 0
+    for at, life in enumerate(seen):
+        if at % PORTION == PORTION - 1:
+            yield
+        if at not in compared or (crowded and at not in same):
+            row = _Row(_group_id("name", rank, life.comm), "name", life.comm_rank, size, 0, CROWDED)
+            rows[rank, life.comm] = row
+            continue
+        if at in same:
+            number = same[at]
+            shift = number - life.turn
+        else:
+            number = life.turn + shift
+            if number in known:  # another one, which this rank was not seen in
+                number = _group_id(rank, life.comm)
+            known[number] = life
+        group = _group_id("name", name, size, number)
+        rows[rank, life.comm] = _Row(group, "name", life.comm_rank, size)
+        found.append((group, life))
+    return rows, found
+
+
+def _line_up_by_counts(
+    members: list[tuple[int, _Life]], rows: dict[tuple[int, int], _Row]
+) -> Generator[None, None, None]:
+    """Offsets of the ranks of one group, by its own count. ``rows``: its and others' rows, which get them."""
+    own = [rows[rank, life.comm] for rank, life in members]
+    if max(Counter(row.comm_rank for row in own).values()) > 1:
+        for row in own:
+            row.error = "several process groups of this name have the same ranks"
+        return
+    steady = True
+    for at, (_, life) in enumerate(members):
+        if at % PAIRS == PAIRS - 1:
+            yield
+        steady = steady and len(np.unique(life.counts - life.seq)) == 1
+    if steady:
+        # The same number on every host, too.
+        for (_, life), row in zip(members, own, strict=True):
+            row.offset = int(life.counts[0] - life.seq[0])
+        return
+    # A call that is several collectives to the group: its count runs ahead of the calls.
+    reference = members[0][1]
+    for at, ((_, life), row) in enumerate(zip(members[1:], own[1:], strict=True)):
+        if at % PAIRS == PAIRS - 1:
+            yield
+        _, first, its = np.intersect1d(reference.counts, life.counts, assume_unique=True, return_indices=True)
+        offsets = np.unique(reference.seq[first] - life.seq[its])
+        if len(offsets) == 1:
+            row.offset = int(offsets[0])
+        else:
+            row.error = "calls do not agree with the group's count" if len(offsets) else "no call in common yet"
+    lowest = min(row.offset for row in own if not row.error)
+    for row in own:
+        row.offset -= lowest
 
 
 def _ends(calls: RankCalls, ts: Int) -> Int:
@@ -593,7 +680,7 @@ def groups_in_parts(ranks: Sequence[RankCalls]) -> Generator[None, None, NDArray
     """As :func:`find_groups`, which it returns, for those who have other things to do meanwhile: it can be left between
     any two ranks, and gone on with later. What it was given must not change."""
     made, asked = _made(ranks)
-    made |= _named(ranks)
+    made |= yield from _named(ranks)
     confirmed = _confirmed(ranks)
     for key, member in confirmed.items():
         asked[key] = member.rank, member.size
