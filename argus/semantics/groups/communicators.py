@@ -9,9 +9,12 @@ facts join handles: ranks of one communicator make equal calls in equal order, a
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import cast
 
 import numpy as np
@@ -133,7 +136,7 @@ class _Calls:
     """Time the rank has waited for its GPU before each call, ns, shape (n,)."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Row:
     group: int
     joined_by: str
@@ -148,12 +151,15 @@ def _group_id(*parts: object) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _made(ranks: Sequence[RankCalls]) -> tuple[dict[tuple[int, int], _Row], dict[tuple[int, int], tuple[int, int]]]:
+def _made(
+    ranks: Sequence[RankCalls],
+) -> Generator[None, None, tuple[dict[tuple[int, int], _Row], dict[tuple[int, int], tuple[int, int]]]]:
     """Communicators whose making was seen, and what was asked about others: (rank, nranks), -1 where unknown."""
     rows: dict[tuple[int, int], _Row] = {}
     asked: dict[tuple[int, int], tuple[int, int]] = {}
     keys: dict[int, list[tuple[int, int, tuple[int, int]]]] = defaultdict(list)
     for calls in ranks:
+        yield
         splits: Counter[int] = Counter()
         for event in calls.control[np.argsort(calls.control["ts_ns"], kind="stable")]:
             call = int(event["call"])
@@ -178,10 +184,20 @@ def _made(ranks: Sequence[RankCalls]) -> tuple[dict[tuple[int, int], _Row], dict
                 rows[handle] = _Row(group, "unique_id", int(event["rank"]), int(event["nranks"]))
             else:
                 asked[handle] = (int(event["rank"]), int(event["nranks"]))
+    done = 0
     for members in keys.values():
         # NCCL numbers the ranks of a part by key, then by rank in the parent; sure only where all of them were seen.
-        wanted = max((asked.get(handle, (-1, -1))[1] for _, _, handle in members), default=-1)
-        for place, (_, _, handle) in enumerate(sorted(members)):
+        wanted, portions = -1, []
+        for low in range(0, len(members), PORTION):
+            portions.append(sorted(members[low : low + PORTION]))
+            wanted = max(wanted, *(asked.get(handle, (-1, -1))[1] for _, _, handle in portions[-1]))
+            done += len(portions[-1])
+            if done >= PORTION:
+                done = 0
+                yield
+        for place, (_, _, handle) in enumerate(heapq.merge(*portions)):
+            if place % PORTION == PORTION - 1:
+                yield
             row = rows[handle]
             row.comm_rank, row.nranks = asked.get(handle, (-1, -1))
             if wanted in (-1, len(members)) and row.comm_rank < 0:
@@ -412,20 +428,26 @@ def _blocked(calls: RankCalls, ts: Int) -> Int:
     return np.asarray(sums[np.searchsorted(calls.sync_ts[order], ts)], np.int64)
 
 
-def _traffic(calls: RankCalls) -> list[_Calls]:
-    traffic = []
+def _traffic(calls: RankCalls) -> Generator[None, None, list[_Calls]]:
+    traffic: list[_Calls] = []
     rows = calls.collectives
     if rows.dtype != COLLECTIVE:
         raise TypeError("RankCalls.collectives takes COLLECTIVE records")
-    for comm in np.unique(rows["comm"]).tolist():
-        chosen = np.flatnonzero(rows["comm"] == comm)
-        chosen = chosen[np.argsort(rows["seq"][chosen], kind="stable")][-RECENT:]
-        own = rows[chosen]
-        ts = own["ts_ns"].astype(np.int64)
-        ends = _ends(calls, ts) if calls.ends is None else calls.ends[chosen] + calls.clock_ns
-        codes = collective_codes(own, with_comm=False).view(np.int64)
-        seq = own["seq"].astype(np.int64)
-        traffic.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, ends, _blocked(calls, ts)))
+    if not len(rows):
+        return traffic
+    order = np.lexsort((rows["seq"], rows["comm"]))
+    rows, ts = rows[order], rows["ts_ns"][order].astype(np.int64)
+    ends = _ends(calls, ts) if calls.ends is None else calls.ends[order] + calls.clock_ns
+    codes = collective_codes(rows, with_comm=False).view(np.int64)
+    seq, blocked = rows["seq"].astype(np.int64), _blocked(calls, ts)
+    ts += calls.clock_ns
+    cuts = [0, *(np.flatnonzero(np.diff(rows["comm"])) + 1).tolist(), len(rows)]
+    for at, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        if at % PORTION == PORTION - 1:
+            yield
+        own = slice(max(begin, end - RECENT), end)
+        comm = int(rows["comm"][begin])
+        traffic.append(_Calls(calls.rank, comm, codes[own], seq[own], ts[own], ends[own], blocked[own]))
     return traffic
 
 
@@ -494,7 +516,7 @@ class _Fit:
     error: str
 
 
-def _align(a: _Calls, b: _Calls, prefix: Prefix) -> _Fit:
+def _align(a: _Calls, b: _Calls, prefix: Prefix) -> Generator[None, None, _Fit]:
     """The offset that makes call ``n`` of ``b`` call ``n + offset`` of ``a``. ``prefix``: of ``a``'s codes.
 
     Call times cannot decide it: a rank that is late by 0.6 steps calls nearest to the *next* step of the others. Ends
@@ -516,13 +538,18 @@ def _align(a: _Calls, b: _Calls, prefix: Prefix) -> _Fit:
     (lane_a, seen_a), (lane_b, seen_b) = lanes
     least = max(MIN_CALLS, min(len(a.seq), len(b.seq)) // 4)
     fits: list[tuple[float, float, int]] = []
-    least_uneven = np.inf
+    least_uneven, compared = np.inf, 0
+    yield
     for offset in _near(a, b, _candidates(a, b, prefix), synced=synced).tolist():
         # Index of b's first call in a's lane.
         begin = int(b.seq[0] + offset - a.seq[0])
         low, high = max(begin, 0), min(begin + lane_b.shape[1], lane_a.shape[1])
         if high - low < least:
             continue
+        compared += high - low
+        if compared > CELLS:
+            compared = 0
+            yield
         in_a, in_b = slice(low, high), slice(low - begin, high - begin)
         both = seen_a[in_a] & seen_b[in_b]
         if synced:
@@ -589,7 +616,7 @@ def _join(
         prefix, fits = Prefix.of(reference.codes), []
         for other in others:
             yield
-            fits.append(_align(reference, other, prefix))
+            fits.append((yield from _align(reference, other, prefix)))
         inside = np.ones(len(others), np.bool_)
         if several or 0 < size < len(left):
             inside = _together([fit.cost_ns for fit in fits], size - 1 if size > 0 else 0)
@@ -640,7 +667,7 @@ def _together(costs: list[float], wanted: int) -> NDArray[np.bool_]:
     return inside
 
 
-def _confirmed(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], Place]:
+def _confirmed(ranks: Sequence[RankCalls]) -> Generator[None, None, dict[tuple[int, int], Place]]:
     """Handles whose members are known from the processes' memory, by (rank, handle).
 
     What was read is believed where several processes agree: one key and size, and each another rank. A handle whose
@@ -648,12 +675,17 @@ def _confirmed(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], Place]:
     """
     alike: dict[tuple[int, int], list[tuple[tuple[int, int], Place]]] = defaultdict(list)
     for calls in ranks:
+        yield
         for comm, place in calls.in_memory.items():
             alike[place.key, place.size].append(((calls.rank, comm), place))
     confirmed: dict[tuple[int, int], Place] = {}
-    for (_, size), members in alike.items():
+    for at, ((_, size), members) in enumerate(alike.items()):
+        if at % PAIRS == PAIRS - 1:
+            yield
+        if not 1 < len(members) <= min(size, len(ranks)):
+            continue
         places = {place.rank for _, place in members}
-        if 1 < len(members) <= size and len(places) == len(members) == len({rank for (rank, _), _ in members}):
+        if len(places) == len(members) == len({rank for (rank, _), _ in members}):
             confirmed |= dict(members)
     return confirmed
 
@@ -677,47 +709,50 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
 
 
 def groups_in_parts(ranks: Sequence[RankCalls]) -> Generator[None, None, NDArray[np.void]]:
-    """As :func:`find_groups`, which it returns, for those who have other things to do meanwhile: it can be left between
-    any two ranks, and gone on with later. What it was given must not change."""
-    made, asked = _made(ranks)
+    """As :func:`find_groups`, which it returns, for those who have other things to do meanwhile: it can be left often,
+    after a few milliseconds each, and gone on with later. What it was given must not change."""
+    made, asked = yield from _made(ranks)
     made |= yield from _named(ranks)
-    confirmed = _confirmed(ranks)
+    confirmed = yield from _confirmed(ranks)
     for key, member in confirmed.items():
         asked[key] = member.rank, member.size
-    rows = dict(made)
-    traffic = []
+    of: dict[tuple[int, int], _Calls] = {}
     for rank_calls in ranks:
         yield
-        traffic += _traffic(rank_calls)
-    of = {(calls.rank, calls.comm): calls for calls in traffic}
-    several = len({calls.rank for calls in traffic}) < len(traffic)
+        of |= {(calls.rank, calls.comm): calls for calls in (yield from _traffic(rank_calls))}
+    several = len({rank for rank, _ in of}) < len(of)
     # Known groups that lack ranks may be continued by handles that were there before Argus.
-    sizes = Counter(row.group for row in made.values())
-    open_groups = {key for key, row in made.items() if row.nranks > sizes[row.group] and key in of}
+    sizes: Counter[int] = Counter()
+    for at, row in enumerate(made.values()):
+        if at % PORTION == 0:
+            yield
+        sizes[row.group] += 1
+    rows: dict[tuple[int, int], _Row] = {}
     by_signature: dict[tuple[int, int], list[_Calls]] = defaultdict(list)
     by_place: dict[tuple[int, int], list[_Calls]] = defaultdict(list)
     for key, calls in of.items():
         yield
-        if key in confirmed and (key not in made or key in open_groups):
+        known = made.get(key)
+        if known is not None and known.nranks <= sizes[known.group]:
+            continue
+        if key in confirmed:
             by_place[confirmed[key].key, confirmed[key].size].append(calls)
-        elif key not in made or key in open_groups:
-            size = made[key].nranks if key in made else asked.get(key, (-1, -1))[1]
+        else:
+            size = known.nranks if known is not None else asked.get(key, (-1, -1))[1]
             by_signature[_signature(calls), size].append(calls)
-    for (signature, size), members in list(by_signature.items()):
-        # A size that only some ranks were asked for holds for all with the same calls, if no other size competes.
-        if size < 0:
-            others = [s for sig, s in by_signature if sig == signature and s > 0]
-            if len(others) == 1:
-                by_signature[signature, others[0]] += members
-                del by_signature[signature, size]
-    for (_, size), members in by_signature.items():
+    for (_, size), members in _by_one_size(by_signature).items():
+        yield
         if size == 1:
-            for calls in members:
+            for at, calls in enumerate(members):
+                if at % PORTION == PORTION - 1:
+                    yield
                 rows[calls.rank, calls.comm] = _Row(_group_id("single", calls.rank, calls.comm), "single", 0, 1)
             continue
         per_rank = Counter(calls.rank for calls in members)
         if max(per_rank.values()) > 1 and len(per_rank) > 1:
-            for calls in members:
+            for at, calls in enumerate(members):
+                if at % PORTION == PORTION - 1:
+                    yield
                 if (calls.rank, calls.comm) not in made:
                     group = _group_id("traffic", calls.rank, calls.comm)
                     error = "several communicators of one rank have equal call sequences"
@@ -734,13 +769,51 @@ def groups_in_parts(ranks: Sequence[RankCalls]) -> Generator[None, None, NDArray
     for key, member in confirmed.items():
         alone = "sends and receives alone do not show how calls line up"
         rows.setdefault(key, _Row(_group_id("memory", member.key, member.size), "memory", error=alone))
-    for key, row in rows.items():
-        rank, nranks = asked.get(key, (-1, -1))
-        row.comm_rank = row.comm_rank if row.comm_rank >= 0 else rank
-        row.nranks = row.nranks if row.nranks > 0 else nranks
-    out = np.zeros(len(rows), COMMUNICATOR)
-    for place, (key, row) in enumerate(sorted(rows.items())):
-        out[place] = (*key, row.group, row.comm_rank, row.nranks, row.offset, row.joined_by, row.error[:160])
+    return (yield from _table(made, rows, asked))
+
+
+def _by_one_size(by_signature: dict[tuple[int, int], list[_Calls]]) -> dict[tuple[int, int], list[_Calls]]:
+    """A size that only some ranks were asked for holds for all with the same calls, if no other size competes."""
+    known: dict[int, list[int]] = defaultdict(list)
+    for signature, size in by_signature:
+        if size > 0:
+            known[signature].append(size)
+    for signature, size in list(by_signature):
+        if size < 0 and len(known[signature]) == 1:
+            by_signature[signature, known[signature][0]] += by_signature.pop((signature, size))
+    return by_signature
+
+
+def _table(
+    made: dict[tuple[int, int], _Row],
+    others: dict[tuple[int, int], _Row],
+    asked: dict[tuple[int, int], tuple[int, int]],
+) -> Generator[None, None, NDArray[np.void]]:
+    """:data:`COMMUNICATOR` rows, ordered. What was made is as it was seen then; ``asked`` completes what is unknown."""
+    of_rank: dict[int, list[tuple[int, _Row]]] = defaultdict(list)
+    count = 0
+    for rows in (made, others):
+        for at, ((rank, comm), row) in enumerate(rows.items()):
+            if at % PORTION == 0:
+                yield
+            if rows is made or (rank, comm) not in made:
+                of_rank[rank].append((comm, row))
+                count += 1
+    out, done = np.zeros(count, COMMUNICATOR), 0
+    for rank, own in sorted(of_rank.items()):
+        own.sort(key=itemgetter(0))
+        for low in range(0, len(own), PORTION):
+            yield
+            part = []
+            for comm, row in own[low : low + PORTION]:
+                place, nranks = asked.get((rank, comm), (-1, -1))
+                place, nranks = (
+                    (row.comm_rank if row.comm_rank >= 0 else place),
+                    (row.nranks if row.nranks > 0 else nranks),
+                )
+                part.append((rank, comm, row.group, place, nranks, row.offset, row.joined_by, row.error[:160]))
+            out[done : done + len(part)] = part
+            done += len(part)
     return out
 
 

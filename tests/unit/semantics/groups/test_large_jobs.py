@@ -5,8 +5,10 @@ The reference of each shortcut is the plain way to the same result, on small job
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from argus.model.calls import BY_SYMBOL, CALLS, Layer
 from argus.model.groups import Membership, Place
 from argus.model.records import COLLECTIVE, CONTROL
 from argus.semantics.groups import communicators
-from argus.semantics.groups.communicators import CROWDED, MOST_LIVES, RankCalls, find_groups
+from argus.semantics.groups.communicators import CROWDED, MOST_LIVES, RankCalls, find_groups, groups_in_parts
+from argus.semantics.steps.by_calls import collective_codes
 
 INIT, SPLIT = BY_SYMBOL["ncclCommInitRank"].id, BY_SYMBOL["ncclCommSplit"].id
 QUERY = next(call.id for call in CALLS if call.kind == "comm_query")
@@ -32,6 +35,26 @@ def finished(parts: Generator[None, None, Any]) -> Any:
             next(parts)
         except StopIteration as done:
             return done.value
+
+
+def calls_in_parts(parts: Iterator[None]) -> list[int]:
+    """Functions that each part calls, Python's and C's: what it takes, whatever the machine."""
+    counts = []
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        if event in ("call", "c_call"):
+            counts[-1] += 1
+
+    before = sys.getprofile()
+    while True:
+        counts.append(0)
+        sys.setprofile(count)
+        try:
+            next(parts)
+        except StopIteration:
+            return counts
+        finally:
+            sys.setprofile(before)
 
 
 def a_rank(rank: int, calls: NDArray[np.void], *, waits: int = 1, **known: Any) -> RankCalls:
@@ -54,6 +77,14 @@ def of_one_name(rank: int, lives: int, *, one_after_the_other: bool = False) -> 
     rows = calls_of(8 * lives, lives, one_after_the_other=one_after_the_other)
     rows["stream"] = rows["seq"] + 1
     return a_rank(rank, rows, named={life + 1: Membership("g", rank, 2, life) for life in range(lives)})
+
+
+def splitting(rank: int, number: int) -> RankCalls:
+    rows = np.zeros(number, CONTROL)
+    rows["call"], rows["handle"], rows["parent"], rows["ts_ns"] = SPLIT, np.arange(number) + 1, 1, np.arange(number)
+    rows["call"][0], rows["rank"], rows["nranks"], rows["data"][:, 0] = INIT, rank, 8, 7
+    rows["color"] = rank % 2
+    return RankCalls(rank, np.empty(0, COLLECTIVE), control=rows)
 
 
 def test_groups_of_one_name_at_one_time_are_compared_a_few_with_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +130,27 @@ def test_groups_of_one_name_that_no_other_rank_has_do_not_add_up() -> None:
         rows = find_groups(ranks)
     assert len(rows) == 12 * 40
     assert len(compared) <= 11 * MOST_LIVES**2
+
+
+LIMITS: dict[str, tuple[Callable[[], list[RankCalls]], int]] = {
+    "groups of one name at one time": (lambda: [of_one_name(rank, 400) for rank in range(2)], 20_000),
+    "groups of one name in turns": (
+        lambda: [of_one_name(rank, 400, one_after_the_other=True) for rank in range(2)], 20_000),
+    "names": (lambda: [
+        a_rank(rank, of_one_name(0, 500).collectives,
+               named={comm + 1: Membership(str(comm), rank, 3) for comm in range(500)}) for rank in range(3)], 20_000),
+    "splits": (lambda: [splitting(rank, 1024) for rank in range(16)], 20_000),
+    "communicators": (lambda: [a_rank(rank, calls_of(4096, 4096)) for rank in range(2)], 20_000),
+    "offsets": (lambda: [a_rank(rank, calls_of(4096, 1, apart=15), waits=64) for rank in range(2)], 1_000),
+}  # fmt: skip
+"""Jobs at the limits of what is kept of a rank, and the calls that a part may take: a few milliseconds each."""
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_no_part_takes_long(name: str) -> None:
+    ranks, most = LIMITS[name]
+    find_groups([of_one_name(rank, 2) for rank in range(2)])  # what is imported once is no part's own
+    assert max(calls_in_parts(groups_in_parts(ranks()))) <= most
 
 
 # ---- what has a shortcut, and the plain way
@@ -163,6 +215,20 @@ def plain_lives(calls: RankCalls) -> list[tuple[Any, ...]]:
     return lives
 
 
+def plain_traffic(calls: RankCalls) -> list[tuple[Any, ...]]:
+    """A rank's calls by communicator, each looked for among all calls."""
+    traffic, rows = [], calls.collectives
+    for comm in np.unique(rows["comm"]).tolist():
+        chosen = np.flatnonzero(rows["comm"] == comm)
+        chosen = chosen[np.argsort(rows["seq"][chosen], kind="stable")][-communicators.RECENT :]
+        ts = rows["ts_ns"][chosen].astype(np.int64)
+        ends = communicators._ends(calls, ts) if calls.ends is None else calls.ends[chosen] + calls.clock_ns
+        codes = collective_codes(rows[chosen], with_comm=False).view(np.int64)
+        columns = (codes, rows["seq"][chosen], ts + calls.clock_ns, ends, communicators._blocked(calls, ts))
+        traffic.append((comm, *(column.tolist() for column in columns)))
+    return traffic
+
+
 def some_calls(rng: np.random.Generator, rank: int) -> RankCalls:
     """Calls in any order of a few communicators, some of them with names, seen made, or read from memory."""
     number, comms = int(rng.integers(0, 120)), int(rng.integers(1, 7))
@@ -191,7 +257,8 @@ def some_calls(rng: np.random.Generator, rank: int) -> RankCalls:
     )  # fmt: skip
 
 
-def test_calls_are_sorted_into_groups_as_by_looking_for_each() -> None:
+def test_calls_are_sorted_into_communicators_and_groups_as_by_looking_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicators, "RECENT", 30)
     rng = np.random.default_rng(4)
     for _ in range(300):
         calls = some_calls(rng, 0)
@@ -200,6 +267,25 @@ def test_calls_are_sorted_into_groups_as_by_looking_for_each() -> None:
             (place, life.comm, life.begin, life.end, life.counts.tolist(), life.ts.tolist(), life.seq.tolist())
             for place, life in lives
         ] == plain_lives(calls)
+        traffic = finished(communicators._traffic(calls))
+        assert [
+            (each.comm, *(column.tolist() for column in (each.codes, each.seq, each.ts, each.end, each.blocked)))
+            for each in traffic
+        ] == plain_traffic(calls)
+
+
+def test_the_size_that_some_ranks_asked_for_is_taken_as_by_comparing_all_with_all() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(500):
+        keys = [(int(rng.integers(3)), int(rng.choice([-2, -1, 0, 1, 2, 8]))) for _ in range(6)]
+        by_signature: dict[tuple[int, int], list[Any]] = {key: [place] for place, key in enumerate(keys)}
+        plain = {key: list(members) for key, members in by_signature.items()}
+        for (signature, size), members in list(plain.items()):
+            others = [other for its, other in plain if its == signature and other > 0]
+            if size < 0 and len(others) == 1:
+                plain[signature, others[0]] += members
+                del plain[signature, size]
+        assert list(communicators._by_one_size(by_signature).items()) == list(plain.items())
 
 
 def test_the_size_of_the_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
