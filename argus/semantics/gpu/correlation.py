@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from argus.model import records
 from argus.model.calls import CALLS
+from argus.semantics.gpu.joins import last_of, running_max
 
 WAIT_NS = 3_000_000_000
 """How long an operation waits for the record of its call: three rounds of delivered buffers."""
@@ -123,10 +124,13 @@ class Correlator:
 
     def on_host(self, tids: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Threads as the host numbers them, where that is known to differ."""
-        out: NDArray[np.uint32] = tids.copy()
-        for tid in np.unique(tids) if self._tids else ():
-            out[tids == tid] = self._tids.get(int(tid), int(tid))
-        return out
+        host: NDArray[np.uint32] = tids.copy()
+        if self._tids:
+            distinct, place = np.unique(tids, return_inverse=True)
+            for at in np.flatnonzero(np.isin(distinct, list(self._tids))).tolist():
+                distinct[at] = self._tids[int(distinct[at])]
+            host = distinct[place]
+        return host
 
     # ---- calls
 
@@ -169,21 +173,28 @@ class Correlator:
 
     def _find_probed(self, calls: NDArray[np.void], now_ns: int) -> None:
         """Gives calls the probes' time of the same call: what joins them with rows of ``launches``."""
+        order = np.lexsort((calls["begin_ns"], calls["tid"]))
+        tid, begin = calls["tid"][order], calls["begin_ns"][order]
+        first = np.append(True, tid[1:] != tid[:-1])
+        starts = np.flatnonzero(first)
+        tids = tid[starts].tolist()
+        earlier = np.zeros(len(tids), np.int64)
+        for at in np.flatnonzero(np.isin(tid[starts], list(self._last_end))).tolist():
+            earlier[at] = self._last_end[tids[at]]
+        ends = running_max(calls["end_ns"][order], first)
+        self._last_end.update(zip(tids, np.maximum(ends[np.append(starts[1:], 0) - 1], earlier).tolist(), strict=True))
         if len(self._last_end) > KEEP_THREADS:
             self._last_end.clear()
-        order = np.lexsort((calls["begin_ns"], calls["tid"]))
-        tids, starts = np.unique(calls["tid"][order], return_index=True)
+        of_before = earlier[np.cumsum(first) - 1]
+        before = np.where(first, of_before, np.maximum(np.roll(ends, 1), of_before))
         after = np.empty(len(calls), np.int64)
-        for tid, chosen in zip(tids.tolist(), np.split(order, starts[1:]), strict=True):
-            ends = np.maximum.accumulate(np.concatenate([[self._last_end.get(tid, 0)], calls["end_ns"][chosen]]))
-            # The call before this one on its thread; one that has not ended is around it, and gives no bound.
-            after[chosen] = np.where(ends[:-1] <= calls["begin_ns"][chosen], ends[:-1], 0)
-            self._last_end[tid] = int(ends[-1])
+        # The call before this one on its thread; one that has not ended is around it, and gives no bound.
+        after[order] = np.where(before <= begin, before, 0)
         if not len(self._probe_ts):
             return
         matched = self._look_up(calls, after)
         strange = not matched and not self._tids
-        if strange or (self._tids and not set(tids.tolist()) <= self._tids.keys()):
+        if strange or (self._tids and not set(tids) <= self._tids.keys()):
             if self._host_tids is None or now_ns < self._ask_tids_ns:
                 return
             self._ask_tids_ns = now_ns + ASK_TIDS_NS
@@ -194,21 +205,22 @@ class Correlator:
 
     def _look_up(self, calls: NDArray[np.void], after: NDArray[np.int64]) -> bool:
         """Whether the probe of any of the calls was found."""
-        threads = self.on_host(calls["tid"])
-        some = False
-        for tid in np.unique(threads[~calls["probed"]]):
-            ts = self._probe_ts[self._probe_tid == tid]
-            if not len(ts):
-                continue
-            of_thread = np.flatnonzero((threads == tid) & ~calls["probed"])
-            begin = calls["begin_ns"][of_thread]
-            last = ts[np.maximum(np.searchsorted(ts, begin, side="right") - 1, 0)]
-            good = (last <= begin) & (last > begin - PROBE_REACH_NS) & (last > after[of_thread])
-            calls["begin_ns"][of_thread[good]] = last[good]
-            calls["probed"][of_thread[good]] = True
-            calls["tid"][of_thread[good]] = tid
-            some |= bool(good.any())
-        return some
+        chosen = np.flatnonzero(~calls["probed"])
+        if not len(chosen):
+            return False
+        threads, begin = self.on_host(calls["tid"][chosen]), calls["begin_ns"][chosen]
+        reach = np.array([begin.min(), begin.max()]) - np.array([PROBE_REACH_NS, 0])
+        near = slice(*np.searchsorted(self._probe_ts, reach, side="right"))
+        ts = self._probe_ts[near]
+        if not len(ts):
+            return False
+        place = last_of(self._probe_tid[near], ts, threads, begin)
+        last = ts[place]
+        good = (place >= 0) & (last > begin - PROBE_REACH_NS) & (last > after[chosen])
+        calls["begin_ns"][chosen[good]] = last[good]
+        calls["probed"][chosen[good]] = True
+        calls["tid"][chosen[good]] = threads[good]
+        return bool(good.any())
 
     # ---- operations
 
@@ -233,13 +245,13 @@ class Correlator:
 def _outermost(calls: NDArray[np.void]) -> NDArray[np.void]:
     """Calls by (correlation id, begin), without those made inside another one of the same id."""
     calls = calls[np.lexsort((-calls["end_ns"], calls["begin_ns"], calls["correlation"]))]
-    while True:
-        inside = (calls["correlation"][1:] == calls["correlation"][:-1]) & (
-            calls["begin_ns"][1:] < calls["end_ns"][:-1]
-        )
-        if not inside.any():
-            return calls
-        calls = calls[np.concatenate([[True], ~inside])]
+    same = calls["correlation"][1:] == calls["correlation"][:-1]
+    if not np.any(same & (calls["begin_ns"][1:] < calls["end_ns"][:-1])):
+        return calls
+    first = np.append(True, ~same)
+    ended = running_max(calls["end_ns"], first)
+    outside: NDArray[np.void] = calls[first | np.append(True, calls["begin_ns"][1:] >= ended[:-1])]
+    return outside
 
 
 def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> None:
@@ -250,14 +262,18 @@ def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> None:
     if not len(candidates):
         return
     wanted = ops["correlation"][candidates]
-    place = np.searchsorted(ids, wanted, side="right").astype(np.int64) - 1
     latest = ops["start_ns"][candidates].astype(np.int64) + SKEW_NS
-    while True:
-        late = (ids[place] == wanted) & (calls["begin_ns"][place] > latest) & (place > 0)
-        if not late.any():
-            break
-        place[late] -= 1
-    good = (ids[place] == wanted) & (calls["begin_ns"][place] <= latest)
+    begins = calls["begin_ns"]
+    low, high = (np.searchsorted(ids, wanted, side=side) for side in ("left", "right"))
+    several = np.flatnonzero(low < high)
+    while len(several):
+        middle = (low[several] + high[several]) // 2
+        late = begins[middle] > latest[several]
+        high[several[late]] = middle[late]
+        low[several[~late]] = middle[~late] + 1
+        several = several[low[several] < high[several]]
+    place = low - 1
+    good = (place >= 0) & (ids[place] == wanted) & (begins[place] <= latest)
     chosen, matched = candidates[good], calls[place[good]]
     begin, end = ops["launch_ns"][chosen].astype(np.int64), ops["launch_end_ns"][chosen].astype(np.int64)
     fresh = (ops["flags"][chosen] & records.GPU_LAUNCH_MATCHED) == 0

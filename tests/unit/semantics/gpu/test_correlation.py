@@ -13,6 +13,7 @@ from argus.model.calls import BY_SYMBOL
 from argus.model.records import GPU_OP, HOST_OP, LAUNCH, HostKind
 from argus.semantics.gpu import correlation
 from argus.semantics.gpu.correlation import Correlator
+from tests.unit.semantics.gpu.counted import calls_made
 
 US, S = 1_000, 1_000_000_000
 T = 1_000 * S
@@ -289,3 +290,152 @@ def test_nothing_is_lost_or_mixed_up_in_any_order_of_arrival(seed: int) -> None:
     expected = np.where(has_probe, begin - 300, begin)[which]
     assert (out["launch_ns"].astype(np.int64) == expected).all()
     assert (((out["flags"] & records.GPU_LAUNCH_PROBED) != 0) == has_probe[which]).all()
+
+
+# ---- what a process's own memory says may be anything: no pass for each thread, id or call
+
+MANY, FEW = 20_000, 2_000
+
+
+def some_calls(random: np.random.Generator, number: int) -> NDArray[np.void]:
+    """Calls of few ids: those of one id lie inside one another, or apart."""
+    out = np.zeros(number, correlation._CALL)
+
+    def fill(which: int, rows: range, begin: int, end: int) -> None:
+        while rows and begin < end:
+            first, last = sorted(random.integers(begin, end + 1, 2).tolist())
+            inner = int(random.integers(0, len(rows)))
+            out["begin_ns"][rows[0]], out["end_ns"][rows[0]] = first, last
+            out["correlation"][rows[0]] = which
+            fill(which, rows[1 : 1 + inner], first, last)
+            rows, begin = rows[1 + inner :], last
+
+    for which, rows in enumerate(np.array_split(np.arange(number), 4)):
+        fill(which, range(rows[0], rows[-1] + 1), 0, 200)
+    out["tid"] = np.arange(number)
+    return random.permutation(out[out["end_ns"] > 0])
+
+
+def outermost_one_by_one(given: NDArray[np.void]) -> NDArray[np.void]:
+    """Takes away those that begin before the one ahead of them has ended, until there is none."""
+    given = given[np.lexsort((-given["end_ns"], given["begin_ns"], given["correlation"]))]
+    while True:
+        same = given["correlation"][1:] == given["correlation"][:-1]
+        inside = same & (given["begin_ns"][1:] < given["end_ns"][:-1])
+        if not inside.any():
+            return given
+        given = given[np.concatenate([[True], ~inside])]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_outermost_calls_are_those_that_taking_away_one_by_one_leaves(seed: int) -> None:
+    given = some_calls(np.random.default_rng(seed), 40)
+    assert correlation._outermost(given).tolist() == outermost_one_by_one(given).tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_operation_is_matched_with_the_last_call_of_its_id_before_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(correlation, "SKEW_NS", 3)
+    random = np.random.default_rng(seed)
+    known = correlation._outermost(some_calls(random, 40))
+    given = np.zeros(60, GPU_OP)
+    given["correlation"] = random.integers(0, 6, 60)
+    given["start_ns"] = random.integers(0, 250, 60)
+    expected = []
+    for op in given:
+        places = np.flatnonzero(
+            (known["correlation"] == op["correlation"]) & (known["begin_ns"] <= op["start_ns"].astype(np.int64) + 3)
+        )
+        expected.append(tuple(known[name][places[-1]] if len(places) else 0 for name in ("begin_ns", "end_ns", "tid")))
+    correlation._match(given, known)
+    assert given[["launch_ns", "launch_end_ns", "launch_tid"]].tolist() == expected
+
+
+def probes_one_by_one(c: Correlator, given: NDArray[np.void]) -> None:
+    """What ``_find_probed`` does, a thread at a time."""
+    after = np.zeros(len(given), np.int64)
+    for tid in np.unique(given["tid"]).tolist():
+        chosen = np.flatnonzero(given["tid"] == tid)
+        last_end = c._last_end.get(tid, 0)
+        for place in chosen[np.argsort(given["begin_ns"][chosen], kind="stable")].tolist():
+            after[place] = last_end if last_end <= given["begin_ns"][place] else 0
+            last_end = max(last_end, int(given["end_ns"][place]))
+        c._last_end[tid] = last_end
+    for place, call in enumerate(given):
+        tid = c._tids.get(int(call["tid"]), int(call["tid"]))
+        ts = c._probe_ts[(c._probe_tid == tid) & (c._probe_ts <= call["begin_ns"])]
+        reach = max(int(call["begin_ns"]) - correlation.PROBE_REACH_NS, int(after[place]))
+        if len(ts) and ts[-1] > reach:
+            call["begin_ns"], call["tid"], call["probed"] = ts[-1], tid, True
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_calls_get_the_probes_that_a_loop_over_threads_finds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correlation, "PROBE_REACH_NS", 12)
+    random = np.random.default_rng(seed)
+    quick, slow = Correlator(), Correlator()
+    for c in (quick, slow):
+        c._tids = {1: 11, 2: 12, 3: 3}
+    for turn in range(3):
+        given = np.zeros(30, correlation._CALL)
+        given["tid"] = random.integers(1, 6, 30)
+        given["begin_ns"] = 100 * turn + random.integers(1, 150, 30)
+        given["end_ns"] = given["begin_ns"] + random.integers(0, 20, 30)
+        ts, tids = np.sort(random.integers(0, 400, 50)), random.choice([3, 4, 5, 11, 12], 50).astype(np.uint32)
+        for c in (quick, slow):
+            c._probe_ts, c._probe_tid = ts, tids
+        expected = given.copy()
+        probes_one_by_one(slow, expected)
+        quick._find_probed(given, 0)
+        assert given.tolist() == expected.tolist()
+        assert quick._last_end == slow._last_end
+
+
+def test_threads_are_renumbered_as_one_by_one() -> None:
+    c = Correlator()
+    assert c.on_host(np.array([3, 1], np.uint32)).tolist() == [3, 1]
+    c._tids = {1: 5, 2: 6}
+    assert c.on_host(np.array([2, 3, 1, 2], np.uint32)).tolist() == [6, 3, 5, 6]
+    assert c.on_host(np.empty(0, np.uint32)).tolist() == []
+
+
+def test_calls_one_after_another_in_one_of_their_id_take_no_pass_each() -> None:
+    given = np.zeros(MANY, correlation._CALL)
+    given["correlation"], given["begin_ns"] = 1, 10 * np.arange(MANY)
+    given["end_ns"] = given["begin_ns"] + 5
+    given["end_ns"][0] = 1 << 50
+    assert calls_made(lambda: correlation._outermost(given)) < FEW
+    assert correlation._outermost(given).tolist() == given[:1].tolist()
+
+
+def test_calls_of_an_id_that_are_all_later_take_no_pass_each() -> None:
+    c = Correlator()
+    late = calls(*((1, 10 * S + 10 * k, 10 * S + 10 * k + 5) for k in range(MANY)))
+    given = ops(*[(1, 100, 200)] * MANY)
+    assert calls_made(lambda: c.feed(given, late, NO_PROBED, T)) < FEW
+    assert c.waiting == MANY
+
+
+def test_a_thread_for_each_call_takes_no_pass_each() -> None:
+    """With the probes' launches of as many threads, and in a PID namespace, where threads have other numbers."""
+    c = Correlator()
+    c._tids = {tid: tid + MANY for tid in range(1, 100)}
+    tids = np.arange(1, MANY + 1)
+    launches = probed(*(10 * tids + 3).tolist())
+    launches["tid"] = c.on_host(tids.astype(np.uint32))
+    given = calls(*((tid, 10 * tid + 4, 10 * tid + 8) for tid in tids.tolist()), tid=tids.tolist())
+    assert calls_made(lambda: c.feed(ops((1, S, S + 5)), given, launches, T)) < FEW
+    assert len(c._last_end) <= correlation.KEEP_THREADS
+    found = c.feed(ops(*((tid, S, S + 5) for tid in tids.tolist())), NO_CALLS, NO_PROBED, T)
+    assert found["launch_tid"].tolist() == launches["tid"].tolist()
+    assert c.counters["gpu_launch_probed"] == MANY + 1
+
+
+def test_a_number_for_each_thread_takes_no_pass_each() -> None:
+    c = Correlator()
+    c._tids = {1: 5, 2: 6}
+    tids = np.arange(MANY, dtype=np.uint32)
+    assert calls_made(lambda: c.on_host(tids)) < FEW
+    assert c.on_host(tids)[:4].tolist() == [0, 5, 6, 3]
