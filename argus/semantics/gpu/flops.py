@@ -15,6 +15,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.semantics.gpu.joins import last_of
+
 Int = NDArray[np.int64]
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 OUTSIDE = -1
@@ -190,14 +192,10 @@ def launched_by(works: NDArray[np.void], kernels: NDArray[np.void]) -> Int:
         works: ``WORK``; none lies in another one of its thread.
         kernels: ``launch_ns`` and ``launch_tid`` of each.
     """
-    launched, owner = kernels["launch_ns"].astype(np.int64), np.full(len(kernels), -1)
-    order = np.lexsort((works["begin_ns"], works["tid"]))
-    for tid in np.unique(works["tid"]).tolist():
-        of_thread, launches = order[works["tid"][order] == tid], np.flatnonzero(kernels["launch_tid"] == tid)
-        place = np.searchsorted(works["begin_ns"][of_thread], launched[launches], side="right") - 1
-        inside = (place >= 0) & (launched[launches] <= works["end_ns"][of_thread[place]])
-        owner[launches[inside]] = of_thread[place[inside]]
-    return owner
+    launched = kernels["launch_ns"].astype(np.int64)
+    place = last_of(works["tid"], works["begin_ns"], kernels["launch_tid"].astype(np.int64), launched)
+    ends = np.append(works["end_ns"], 0)  # of what is in none, -1
+    return np.where((place >= 0) & (launched <= ends[place]), place, -1)
 
 
 def step_of(ts_ns: Int, begin_ns: Int, end_ns: Int) -> Int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from argus.cli.options import flops as step_and_peak
 from argus.model.errors import ArgusError
 from argus.semantics.gpu import flops
 from argus.semantics.gpu.flops import OPERATORS, work_of
+from tests.unit.semantics.gpu.counted import calls_made
 
 BHSD, BSHD = [2, 8, 128, 64], [2, 128, 8, 64]
 PAIRS = 2 * 8 * 128 * 128
@@ -112,3 +115,32 @@ def test_a_peak_alone_is_enough_and_work_alone_is_not() -> None:
     assert step_and_peak(1e15, 989) == (1e15, 989e12)
     with pytest.raises(ArgusError, match="--peak-tflops"):
         step_and_peak(1e15, 0)
+
+
+def works_and_kernels(random: np.random.Generator, number: int, threads: int) -> list[NDArray[np.void]]:
+    """Operations of threads one after another, and kernels launched before, in and between them."""
+    works = np.zeros(number, flops.WORK)
+    works["tid"] = random.integers(1, threads + 1, number)
+    works["begin_ns"] = 10 * random.permutation(number)
+    works["end_ns"] = works["begin_ns"] + random.integers(0, 9, number)
+    kernels = np.zeros(2 * number, [("launch_ns", "<i8"), ("launch_tid", "<u4")])
+    kernels["launch_ns"] = random.integers(-5, 10 * number + 5, len(kernels))
+    kernels["launch_tid"] = random.integers(0, threads + 2, len(kernels))
+    return [works, kernels]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_kernel_is_of_the_operation_that_its_thread_was_in(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    works, kernels = works_and_kernels(random, int(random.integers(0, 40)), 3)
+    expected = []
+    for kernel in kernels:
+        at = kernel["launch_ns"]
+        within = (works["tid"] == kernel["launch_tid"]) & (works["begin_ns"] <= at) & (at <= works["end_ns"])
+        expected.append(int(np.flatnonzero(within)[0]) if within.any() else -1)
+    assert flops.launched_by(works, kernels).tolist() == expected
+
+
+def test_a_thread_for_each_operation_takes_no_pass_each() -> None:
+    works, kernels = works_and_kernels(np.random.default_rng(7), 10_000, 10_000)
+    assert calls_made(lambda: flops.launched_by(works, kernels)) < 500
