@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Mapping
 from enum import IntEnum
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.model.records import GpuKind
+from argus.semantics.gpu.joins import last_of
 from argus.semantics.phases.cpu import SEGMENT, Phase
 
 
@@ -264,19 +267,23 @@ class Transfers:
 
     def learn(self, key: NDArray[np.int64], duration: NDArray[np.int64]) -> None:
         """Takes kernels' sizes and durations in ns, both of shape (n,)."""
-        for size, ns in zip(key.tolist(), duration.tolist(), strict=True):
-            self._newest.setdefault(size, deque(maxlen=TRANSFERS)).append(ns)
-        while len(self._newest) > SIZES:
-            del self._newest[next(iter(self._newest))]
+        fresh = _newest(key, self._newest, SIZES)
+        self._newest.update((size, deque(maxlen=TRANSFERS)) for size in fresh)
+        _forget_oldest(self._newest, SIZES)
+        known = np.flatnonzero(np.isin(key, list(self._newest)))
+        known = known[np.argsort(key[known], kind="stable")]
+        sizes, first = np.unique(key[known], return_index=True)
+        for size, ns in zip(sizes.tolist(), np.split(duration[known], first[1:]), strict=False):
+            self._newest[size].extend(ns[-TRANSFERS:].tolist())
 
     def of(self, key: NDArray[np.int64]) -> NDArray[np.int64]:
         """What is usual for each size, ns, shape (n,): the median of those near the quickest one."""
         sizes, place = np.unique(key, return_inverse=True)
-        usual = []
-        for size in sizes.tolist():
-            newest = np.array(self._newest.get(size, (_FOREVER,)))  # not known: nobody was waited for
-            usual.append(int(np.median(newest[newest <= ALIKE * newest.min()])))
-        return np.array(usual, np.int64)[place]
+        usual = np.full(len(sizes), _FOREVER)  # not known: nobody was waited for
+        for at in np.flatnonzero(np.isin(sizes, list(self._newest))).tolist():
+            newest = np.array(self._newest[int(sizes[at])])
+            usual[at] = int(np.median(newest[newest <= ALIKE * newest.min()]))
+        return usual[place]
 
 
 class Calls:
@@ -317,16 +324,12 @@ class Calls:
 
     def of(self, ops: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The call that each operation was launched in, shape (n, 6), and whether there is one."""
-        calls = np.concatenate([np.zeros((1, 6), np.int64), self._join()])
-        calls = calls[np.lexsort((calls[:, 0], calls[:, 1]))]
-        places = np.zeros(len(ops), np.int64)
-        tids = ops["tid"].astype(np.int64)
-        for tid in np.unique(tids[tids > 0]).tolist():
-            of_thread = tids == tid
-            low, high = np.searchsorted(calls[:, 1], [tid, tid + 1])
-            place = low + np.searchsorted(calls[low:high, 0], ops["launch"][of_thread], side="right") - 1
-            places[of_thread] = np.where(place >= low, place, 0)
-        return calls[places], places > 0
+        calls, tids = self._join(), ops["tid"].astype(np.int64)
+        place = last_of(calls[:, 1], calls[:, 0], tids, ops["launch"])
+        known = (place >= 0) & (tids > 0)
+        found = np.zeros((len(ops), 6), np.int64)
+        found[known] = calls[place[known]]
+        return found, known
 
 
 class GpuPhases:
@@ -519,10 +522,11 @@ class GpuPhases:
         guess = np.where(same, before, np.where(split, by_border, before))
         if threads:
             # No batch: the CPU prepares the next step for longer than it pauses anywhere in it.
-            for first in np.unique(left[unnamed & (before != after) & ~bordered & (place > 0)]).tolist():
-                between = np.flatnonzero(unnamed & (left == first) & (place > 0))
-                pause = int(np.diff(ops["launch"][computes[np.append(first, between)]]).argmax())
-                guess[between[pause:]] = after[between[0]]
+            rows = np.flatnonzero(unnamed & (before != after) & ~bordered & (place > 0))
+            launched = ops["launch"][computes]
+            first = np.append(True, left[rows[1:]] != left[rows[:-1]])[: len(rows)]
+            rows = rows[_since_longest(launched[rows] - launched[rows - 1], first)]
+            guess[rows] = after[rows]
             label[unnamed] = guess[unnamed] - 1
             sure[same], sure[split], sure[unnamed & ~same & ~split] = 0.8, 0.6, 0.4
             return label, method, sure
@@ -536,8 +540,7 @@ class GpuPhases:
         sure[unclear] = 0.3
         doubtful = np.flatnonzero(unnamed & ~same)
         if len(doubtful):
-            identities, back = np.unique(ops["identity"][computes[doubtful]], return_inverse=True)
-            votes = np.array([self._votes.get(one, np.zeros(8, np.int64)) for one in identities.tolist()])[back]
+            votes = self._votes_of(ops["identity"][computes[doubtful]])
             for kind, applies in ((votes[:, :4], np.ones(len(doubtful), bool)), (votes[:, 4:], ~split[doubtful])):
                 best, total = kind.argmax(axis=1), kind.sum(axis=1)
                 clear = applies & (total >= 2) & (kind.max(axis=1) >= SURE * total) & (sure[doubtful] < 0.6)
@@ -546,14 +549,15 @@ class GpuPhases:
 
     def _backward_threads(self, tids: NDArray[np.uint32], own: NDArray[np.uint8]) -> list[int]:
         """Threads that launch backward passes only (PyTorch's autograd has one for each GPU)."""
-        for tid in np.unique(tids).tolist():
-            kinds = own[tids == tid]
-            seen = self._threads.setdefault(tid, np.zeros(2, np.int64))
-            seen += np.sum(kinds != What.KERNEL), np.sum(kinds == What.BACKWARD)
+        distinct, place = np.unique(tids, return_inverse=True)
+        named = np.bincount(place[own != What.KERNEL], minlength=len(distinct))
+        back = np.bincount(place[own == What.BACKWARD], minlength=len(distinct))
+        self._threads.update((tid, np.zeros(2, np.int64)) for tid in _newest(distinct, self._threads, THREADS))
+        for at in np.flatnonzero(np.isin(distinct, list(self._threads))).tolist():
+            self._threads[int(distinct[at])] += named[at], back[at]
         if len(self._threads) < 2:
             return []
-        while len(self._threads) > THREADS:
-            del self._threads[next(iter(self._threads))]
+        _forget_oldest(self._threads, THREADS)
         return [tid for tid, (named, back) in self._threads.items() if back >= BACKWARD_THREAD and back >= SURE * named]
 
     def _vote(
@@ -564,12 +568,25 @@ class GpuPhases:
         split: NDArray[np.bool_],
     ) -> None:
         """Counts what kernels whose names do not show it were for: between equals, and by borders."""
+        counted = []
         for chosen, shift in ((same, 0), (split, 4)):
             codes, count = np.unique(identity[chosen].astype(np.int64) << 4 | guess[chosen], return_counts=True)
-            for code, times in zip(codes.tolist(), count.tolist(), strict=True):
-                self._votes.setdefault(code >> 4, np.zeros(8, np.int64))[shift + (code & 15)] += times
-        while len(self._votes) > KERNELS:
-            del self._votes[next(iter(self._votes))]
+            counted.append((codes >> 4, shift + (codes & 15), count))
+        kernels, kinds, counts = (np.concatenate(column) for column in zip(*counted, strict=True))
+        self._votes.update((one, np.zeros(8, np.int64)) for one in _newest(kernels, self._votes, KERNELS))
+        _forget_oldest(self._votes, KERNELS)
+        known = np.isin(kernels, list(self._votes))
+        columns = (column[known].tolist() for column in (kernels, kinds, counts))
+        for one, kind, times in zip(*columns, strict=True):
+            self._votes[one][kind] += times
+
+    def _votes_of(self, identity: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """What was counted of each of these kernels, shape (n, 8); of those that are not remembered zeros."""
+        kernels = np.array(sorted(self._votes), np.int64)
+        counts = np.array([self._votes[one] for one in kernels.tolist()], np.int64).reshape(-1, 8)
+        place = np.searchsorted(kernels, identity)
+        known = np.append(kernels, -1)[place] == identity
+        return np.append(counts, np.zeros((1, 8), np.int64), axis=0)[np.where(known, place, len(kernels))]
 
     def _checkpoints(
         self, ops: NDArray[np.void], what: NDArray[np.uint8], edges: NDArray[np.int64], steps: NDArray[np.int64]
@@ -624,6 +641,36 @@ def _vague(ops: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which are kernels of NCCL of unknown kind by their names, shape (n,)."""
     vague: NDArray[np.bool_] = (ops["kind"] == What.SEND_RECV) | (ops["kind"] == What.COMMUNICATION)
     return vague
+
+
+def _newest(keys: NDArray[Any], remembered: Mapping[int, Any], most: int) -> list[int]:
+    """Keys that are not remembered, in the order in which they first occur: the last ones, as many as have room."""
+    distinct, first = np.unique(keys, return_index=True)
+    fresh = np.flatnonzero(~np.isin(distinct, list(remembered)))
+    latest: list[int] = distinct[fresh[np.argsort(first[fresh])][-most:]].tolist()
+    return latest
+
+
+def _forget_oldest(remembered: dict[int, Any], most: int) -> None:
+    """Leaves no more than so many."""
+    for key in list(islice(remembered, max(len(remembered) - most, 0))):
+        del remembered[key]
+
+
+def _since_longest(pauses: NDArray[np.int64], first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows come after the longest pause of their run; of pauses that are equally long after the first one.
+
+    Args:
+        pauses: How long before each row nothing was, shape (n,).
+        first: Which rows begin a run, shape (n,).
+    """
+    if not len(pauses):
+        return np.zeros(0, bool)
+    run = np.cumsum(first) - 1
+    longest = np.flatnonzero(pauses == np.maximum.reduceat(pauses, np.flatnonzero(first))[run])
+    _, at = np.unique(run[longest], return_index=True)
+    since: NDArray[np.bool_] = np.arange(len(pauses)) >= longest[at][run]
+    return since
 
 
 def _pseudo(

@@ -6,8 +6,10 @@ import gzip
 import json
 import os
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ from argus.semantics.phases.gpu import (
     what_of,
 )
 from argus.semantics.steps.by_calls import ITERATION
+from tests.unit.semantics.gpu.counted import calls_made
 
 US = 1_000
 
@@ -567,3 +570,156 @@ def test_every_function_of_nccl_that_moves_data_has_its_meaning() -> None:
     assert len(moves) >= 10
     for kind in moves:
         assert communicates(np.array([OF_NCCL[kind]])).all(), kind
+
+
+# ---- what a process's own memory says may be anything: no pass for each thread, size, kernel or border
+
+MANY, FEW = 20_000, 10_000
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_calls_are_found_as_a_loop_over_operations_finds_them(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    calls, rows = Calls(), []
+    for _ in range(3):
+        ts, tid = random.integers(0, 50, 20), random.integers(1, 5, 20)
+        nbytes, what = random.integers(1, 1000, 20), random.integers(1, 4, 20).astype(np.uint8)
+        calls.feed(ts, tid, what, nbytes)
+        rows += list(zip(ts.tolist(), tid.tolist(), what.tolist(), nbytes.tolist(), strict=True))
+    ops = np.zeros(40, _OP)
+    ops["tid"], ops["launch"] = random.integers(0, 7, 40), random.integers(-5, 60, 40)
+    found, known = calls.of(ops)
+    for op, row, is_known in zip(ops, found.tolist(), known.tolist(), strict=True):
+        before = [(ts, n) for n, (ts, tid, *_) in enumerate(rows) if tid == op["tid"] and ts <= op["launch"]]
+        assert is_known == bool(before)
+        if before:
+            assert tuple(row[:4]) == rows[max(before)[1]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_transfers_are_learnt_as_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SIZES", 6)
+    monkeypatch.setattr(gpu, "TRANSFERS", 4)
+    random = np.random.default_rng(seed)
+    transfers, newest = Transfers(), dict[int, list[int]]()
+    for _ in range(4):
+        count = int(random.integers(0, 25))
+        key, took = random.integers(-3, int(random.choice([4, 30])), count), random.integers(1, 500, count)
+        for size, ns in zip(key.tolist(), took.tolist(), strict=True):
+            newest.setdefault(size, []).append(ns)
+        while len(newest) > 6:
+            del newest[next(iter(newest))]
+        transfers.learn(key, took)
+        assert [(size, list(kept)) for size, kept in transfers._newest.items()] == [
+            (size, kept[-4:]) for size, kept in newest.items()
+        ]
+        asked = random.integers(-5, 32, 20)
+        kept = [np.array(newest.get(size, [1 << 62])[-4:]) for size in asked.tolist()]
+        assert transfers.of(asked).tolist() == [int(np.median(each[each <= 1.1 * each.min()])) for each in kept]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_threads_and_votes_are_counted_as_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "THREADS", 5)
+    monkeypatch.setattr(gpu, "KERNELS", 6)
+    monkeypatch.setattr(gpu, "BACKWARD_THREAD", 2)
+    random = np.random.default_rng(seed)
+    phases, threads, votes = GpuPhases(), dict[int, list[int]](), dict[int, list[int]]()
+    for turn in range(4):
+        tids = random.integers(0, 4 + 2 * turn, 30).astype(np.uint32)
+        own = np.where(tids % 3 == 0, What.BACKWARD, random.integers(0, 4, 30)).astype(np.uint8)
+        for tid in sorted(set(tids.tolist())):
+            kinds = own[tids == tid]
+            seen = threads.setdefault(tid, [0, 0])
+            seen[0] += int(np.sum(kinds != What.KERNEL))
+            seen[1] += int(np.sum(kinds == What.BACKWARD))
+        while len(threads) > 5:
+            del threads[next(iter(threads))]
+        found = phases._backward_threads(tids, own)
+        assert {tid: seen.tolist() for tid, seen in phases._threads.items()} == threads
+        assert list(phases._threads) == list(threads)
+        assert found == [tid for tid, (named, back) in threads.items() if back >= 2 and back >= 0.9 * named]
+
+        identity, guess = random.integers(0, 9, 30).astype(np.uint32), random.integers(1, 4, 30).astype(np.uint8)
+        same, split = random.random(30) < 0.3, random.random(30) < 0.3
+        for chosen, shift in ((same, 0), (split, 4)):
+            for one, kind in sorted(zip(identity[chosen].tolist(), guess[chosen].tolist(), strict=True)):
+                votes.setdefault(one, [0] * 8)[shift + kind] += 1
+        while len(votes) > 6:
+            del votes[next(iter(votes))]
+        phases._vote(identity, guess, same, split)
+        assert [(one, counts.tolist()) for one, counts in phases._votes.items()] == list(votes.items())
+        expected = [votes.get(one, [0] * 8) for one in identity.tolist()]
+        assert phases._votes_of(identity).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_longest_pause_of_a_run_is_the_first_such(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    pauses, first = random.integers(0, 6, 40), random.random(40) < 0.2
+    first[0] = True
+    expected = []
+    for run in np.split(pauses, np.flatnonzero(first)[1:]):
+        expected += [place >= int(run.argmax()) for place in range(len(run))]
+    assert gpu._since_longest(pauses, first).tolist() == expected
+
+
+def a_step_of_many(**columns: Any) -> tuple[GpuPhases, NDArray[np.void]]:
+    """The phases of one step of so many operations, and what they were taken from."""
+    ops = np.zeros(MANY, _OP)
+    ops["start"] = 1_000_000 + 1000 * np.arange(MANY)
+    ops["end"], ops["launch"] = ops["start"] + 500, ops["start"] - 100
+    ops["tid"], ops["identity"] = 1, 1
+    for name, column in columns.items():
+        ops[name] = column
+    phases = GpuPhases()
+    numbers = np.arange(gpu.CALLS)
+    phases.calls.feed(numbers, numbers, np.full(gpu.CALLS, What.SEND_RECV, np.uint8), numbers)
+    edges = np.array([1_000_000, int(ops["end"][-1]) + 1])
+    found: list[NDArray[np.void]] = []
+    assert calls_made(lambda: found.append(phases.split(ops, edges, np.array([0])))) < FEW
+    return phases, found[0]
+
+
+@pytest.mark.parametrize("kind", [What.KERNEL, What.SEND_RECV])
+def test_a_thread_for_each_operation_takes_no_pass_each(kind: What, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SIZES", 50)
+    phases, rows = a_step_of_many(tid=np.arange(1, MANY + 1), kind=kind)
+    assert rows["operations"].sum() == MANY
+    assert list(phases._threads) == ([] if kind else list(range(MANY - gpu.THREADS + 1, MANY + 1)))
+
+
+def test_a_border_for_each_operation_takes_no_pass_each() -> None:
+    kind = np.resize([What.FORWARD, What.KERNEL, What.OPTIMIZER, What.KERNEL], MANY)
+    kind[:16] = What.BACKWARD
+    _, rows = a_step_of_many(kind=kind, tid=np.where(np.arange(MANY) < 16, 2, 1))
+    found = {GPU_PHASES[row["phase"]]: int(row["operations"]) for row in rows if row["operations"]}
+    assert found["backward"] == 16
+    assert sorted(found) == ["backward", "forward", "optimizer"]
+    assert abs(found["forward"] - found["optimizer"]) <= 2  # each unnamed one is of the phase that follows
+
+
+def test_a_kernel_for_each_operation_is_not_remembered_even_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these are for goes by their neighbours: two forward kernels around them."""
+    monkeypatch.setattr(gpu, "KERNELS", 100)
+    kind = np.zeros(MANY, np.uint8)
+    kind[[0, -3]] = What.FORWARD
+    kind[-1] = What.BACKWARD
+    phases, _ = a_step_of_many(kind=kind, identity=np.arange(MANY))
+    assert len(phases._votes) == 100
+
+
+def test_a_size_for_each_transfer_is_not_remembered_even_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Counted(deque[int]):
+        def __init__(self, maxlen: int) -> None:
+            made.append(maxlen)
+            super().__init__(maxlen=maxlen)
+
+    monkeypatch.setattr(gpu, "deque", Counted)
+    monkeypatch.setattr(gpu, "SIZES", 100)
+    transfers = Transfers()
+    assert calls_made(lambda: transfers.learn(np.arange(MANY), np.arange(MANY))) < FEW
+    assert len(made) == gpu.SIZES
+    assert transfers.of(np.array([0, MANY - 1])).tolist() == [1 << 62, MANY - 1]
