@@ -42,6 +42,8 @@ CANDIDATES = 64
 """Longest launches of a row that is held, kept with their times: its spikes are stored once there is a template."""
 GROUPS = 4096
 """Kernels distinguished by name, stream, grid and block. Further ones are distinguished by name and stream alone."""
+OTHERS = "(other kernels)"
+"""Kernels beyond twice as many, of all names and streams."""
 GRIDS = 256
 """The same for the grids and blocks of one kernel on one stream: shapes that go with the data must not pile up."""
 REBUILD = 0.05
@@ -111,8 +113,8 @@ class Compressor:
     Attributes:
         counters: ``durations_rejected`` (negative, longer than 73 minutes, or no number: in no row),
             ``spikes_over_cap`` (in a histogram, their times lost), ``rows_escaped``, ``rows_new`` (stored without a
-            template), ``groups``, ``groups_merged`` (kernels whose grids are not distinguished), ``templates``,
-            ``templates_rebuilt``.
+            template), ``groups``, ``groups_merged`` (kernels whose grids are not distinguished),
+            ``groups_crowded`` (launches that ``others`` was asked for), ``templates``, ``templates_rebuilt``.
     """
 
     def __init__(self, *, steps_per_row: int = 1, cells: int = CELLS, pool: int = POOL) -> None:
@@ -154,7 +156,7 @@ class Compressor:
             self.counters["groups_merged"] += 1
             shape = ((), ())
             if len(self._kernels) >= 2 * GROUPS:
-                name = short = "(other kernels)"
+                name = short = OTHERS
                 stream = 0
             number = self._numbers.get((name, stream, shape))
             if number is not None:
@@ -170,6 +172,11 @@ class Compressor:
         self._rows, self._escaped = np.append(self._rows, 0), np.append(self._escaped, 0)
         self._rows_needed = np.append(self._rows_needed, REBUILD_ROWS)
         return number
+
+    def others(self, launches: int) -> int:
+        """The number of the kernel that stands for all that have no number of their own; counts its launches."""
+        self.counters["groups_crowded"] += launches
+        return self.group(OTHERS, 0, 0, (), ())
 
     def groups(
         self,

@@ -323,7 +323,12 @@ class KernelSide(Side):
                 assert group == same  # they are asked for the same kernels in the same order
                 return group
 
-            groups = KernelGroups(number)
+            def others(operations: int) -> int:
+                group, same = (compressor.others(operations) for compressor in both)
+                assert group == same
+                return group
+
+            groups = KernelGroups(number, others)
             if process is not None:
                 # What is in memory has the old program's names.
                 for window in process.windows:

@@ -20,6 +20,8 @@ KEPT_NS = 60_000_000_000
 SLOTS = 1 << 16
 MAX_KEYS = 1 << 17
 """Shapes of launches that are remembered, 16 MB a process."""
+NEW_SHAPES = 2_048
+"""New shapes that get a number at once, 20 us each: a job has some hundreds in all."""
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
 """Odd constants (xxHash's primes, and the golden ratio): multiplying by them spreads small numbers over 64 bits."""
@@ -30,16 +32,19 @@ class KernelGroups:
 
     Args:
         number: Gives the number of a group: called once for each that is new, with a record of it, shape (1,).
+        others: Gives the number of the group of all that is in no other, and is told how many operations it gets.
     """
 
-    def __init__(self, number: Callable[[NDArray[np.void]], int]) -> None:
+    def __init__(self, number: Callable[[NDArray[np.void]], int], others: Callable[[int], int]) -> None:
         self._number = number
+        self._number_of_others = others
         self._keys = np.zeros(SLOTS, np.uint64)
         self._groups = np.full(SLOTS, -1, np.int64)
         self._others: dict[int, int] = {}
 
     def of(self, ops: NDArray[np.void]) -> NDArray[np.int64]:
-        """The group of each of ``records.GPU_OP``, shape (n,)."""
+        """The group of each of ``records.GPU_OP``, shape (n,). Of more than ``NEW_SHAPES`` that are new the rest are in
+        the group of all others this time."""
         keys = _keys(ops)
         slot = keys >> np.uint64(64 - 16)
         numbers = np.where(self._keys[slot] == keys, self._groups[slot], -1)
@@ -47,18 +52,25 @@ class KernelGroups:
         if len(missing):
             # Few are new; two that share a slot are looked up one by one.
             fresh, first, inverse = np.unique(keys[missing], return_index=True, return_inverse=True)
-            groups = np.empty(len(fresh), np.int64)
+            groups = np.full(len(fresh), -1)
+            left = NEW_SHAPES
             for place, (key, at) in enumerate(zip(fresh.tolist(), missing[first].tolist(), strict=True)):
                 group = self._others.get(key)
                 if len(self._others) > MAX_KEYS:
                     # Shapes that change with the data: they are looked up anew, and the compressor puts them together.
                     self._others.clear()
                 if group is None:
+                    if not left:
+                        continue
+                    left -= 1
                     group = self._others[key] = self._number(ops[at : at + 1])
                     if self._groups[key >> 48] < 0:
                         self._keys[key >> 48], self._groups[key >> 48] = key, group
                 groups[place] = group
             numbers[missing] = groups[inverse]
+            crowded = numbers < 0
+            if crowded.any():
+                numbers[crowded] = self._number_of_others(int(np.count_nonzero(crowded)))
         return numbers
 
 

@@ -19,7 +19,16 @@ from argus.live.sides.kernel_rows import FLAG_S, KernelSide
 from argus.live.sides.recorder import FlightRecorder, called_ns
 from argus.model.errors import ArgusError
 from argus.model.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
-from argus.semantics.gpu.kernel_steps import KEPT_NS, KEPT_OPS, NO_STEP, KernelGroups, KernelSteps, describe, size_text
+from argus.semantics.gpu.kernel_steps import (
+    KEPT_NS,
+    KEPT_OPS,
+    NEW_SHAPES,
+    NO_STEP,
+    KernelGroups,
+    KernelSteps,
+    describe,
+    size_text,
+)
 from argus.store.flags import Flag, flag
 from argus.store.open import open_store
 from argus.store.read.stacks import Selection
@@ -89,7 +98,7 @@ def test_groups_are_what_distinguishes_durations() -> None:
         made.append(op)
         return len(made) - 1
 
-    groups = KernelGroups(number)
+    groups = KernelGroups(number, no_others)
     at = S + np.arange(4000) * US
     given = ops(at, name=RNG.integers(1, 9, 4000), stream=RNG.integers(7, 9, 4000))
     given["grid"] = RNG.integers(1, 4, (4000, 1))
@@ -104,8 +113,37 @@ def test_groups_are_what_distinguishes_durations() -> None:
     assert len(made) == distinct.shape[1], "and is made once"
 
 
+def no_others(operations: int) -> int:
+    raise AssertionError(f"{operations} operations have no group of their own")
+
+
+def test_of_very_many_new_shapes_some_are_numbered_each_time() -> None:
+    made: list[int] = []
+    crowded: list[int] = []
+
+    def number(op: NDArray[np.void]) -> int:
+        made.append(int(op["grid"][0, 0]))
+        return len(made)
+
+    def others(operations: int) -> int:
+        crowded.append(operations)
+        return 0
+
+    groups = KernelGroups(number, others)
+    given = ops(S + np.arange(3 * NEW_SHAPES))
+    given["grid"][:, 0] = np.arange(3 * NEW_SHAPES) + 1
+    numbers = groups.of(given)
+    assert len(made) == NEW_SHAPES
+    assert np.count_nonzero(numbers == 0) == 2 * NEW_SHAPES == crowded[0]
+    again = groups.of(given)
+    assert (again[numbers > 0] == numbers[numbers > 0]).all(), "a group keeps its number"
+    assert (groups.of(given) > 0).all()
+    assert (len(made), sorted(made)) == (3 * NEW_SHAPES, given["grid"][:, 0].tolist())
+    assert crowded == [2 * NEW_SHAPES, NEW_SHAPES]
+
+
 def test_grids_with_their_sides_exchanged_are_other_groups() -> None:
-    groups = KernelGroups(_counter())
+    groups = KernelGroups(_counter(), no_others)
     given = ops(S + np.arange(6))
     given["grid"] = [(1, 2, 3), (2, 1, 3), (3, 2, 1), (1, 1, 1), (1, 1, 1), (2, 2, 2)]
     given["block"] = [(1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 2, 3), (2, 1, 3), (2, 2, 2)]
@@ -118,7 +156,7 @@ def _counter() -> Any:
 
 
 def test_copies_are_grouped_by_size() -> None:
-    groups = KernelGroups(_counter())
+    groups = KernelGroups(_counter(), no_others)
     size = np.array([0, 1, 2, 3, 4, 1 << 20, (1 << 20) - 1, (1 << 20) + 1], np.uint64)
     copies = ops(S + np.arange(8), kind=GpuKind.MEMCPY, copy=1, bytes=size)
     numbers = groups.of(copies).tolist()
@@ -141,7 +179,7 @@ def test_groups_that_share_a_slot_are_distinguished(monkeypatch: pytest.MonkeyPa
     from argus.semantics.gpu import kernel_steps
 
     monkeypatch.setattr(kernel_steps, "_keys", lambda ops: ops["name"].astype(np.uint64) | np.uint64(1 << 60))
-    groups = KernelGroups(_counter())
+    groups = KernelGroups(_counter(), no_others)
     given = ops(S + np.arange(300), name=np.arange(300) % 100)
     for _ in range(3):
         assert groups.of(given).tolist() == [n % 100 for n in range(300)]
@@ -370,11 +408,24 @@ def test_a_job_that_is_over_is_stored_and_forgotten(monkeypatch: pytest.MonkeyPa
     assert trace.side.counters()["gpu_ops_outside_steps"] == (0, False)
 
 
+def test_shapes_beyond_those_numbered_at_once_are_summed_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("argus.semantics.gpu.kernel_steps.NEW_SHAPES", 1)
+    trace = Trace()
+    trace.go(5)
+    trace.finish(2)
+    both = trace.rows["kernel_escapes"] + trace.rows["kernel_summaries"]
+    assert sum(row["count"] for row in both) == 5 * 20 * 2, "nothing is lost"
+    assert sorted(row["name"] for row in trace.rows["kernel_groups"])[0] == "(other kernels)"
+    crowded, is_loss = trace.side.counters()["kernels_groups_crowded"]
+    assert 0 < crowded < 5 * 20 * 2
+    assert not is_loss
+
+
 def test_shapes_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from argus.semantics.gpu import kernel_steps
 
     monkeypatch.setattr(kernel_steps, "MAX_KEYS", 100)
-    groups = KernelGroups(lambda op: int(op["grid"][0, 0]))
+    groups = KernelGroups(lambda op: int(op["grid"][0, 0]), no_others)
     for first in range(0, 5000, 50):
         given = ops(S + np.arange(50))
         given["grid"][:, 0] = first + np.arange(50)
