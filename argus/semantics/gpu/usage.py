@@ -359,27 +359,11 @@ class GpuSteps:
         for number, (ops,) in self._ops.items():
             bounds = np.array([[begin, end] for begin, end, _ in done], np.int64)
             over = self._over(ops, bounds.ravel()).reshape(-1, 2)
-            # Steps that follow one another share an edge, and are looked at together.
-            cuts = np.flatnonzero(bounds[1:, 0] != bounds[:-1, 1]) + 1
-            windows = []
-            for part in np.split(np.arange(len(done)), cuts):
-                edges = np.maximum.accumulate(np.append(over[part, 0], over[part[-1], 1]))
-                real = np.diff(edges) > 0
-                if not real.all():
-                    part, edges = part[real], np.append(edges[:-1][real], edges[-1])
-                if not len(part):
-                    continue
-                # What began later was in the queue, if it was launched by then.
-                known = (ops["launch"] != _UNKNOWN) & (ops["launch"] < edges[-1])
-                inside = ops[(ops["end"] > edges[0]) & ((ops["start"] < edges[-1]) | known)]
-                rows = _windows(_Device(number, 0, ops=inside), edges, self._launches_known)
-                out = np.zeros(len(rows), STEP_USAGE)
-                for name in USAGE.names or ():
-                    out[name] = rows[name]
-                out["step"] = [done[i][2] for i in part.tolist()]
+            windows = _windows_of_steps(_Device(number, 0, ops=ops), over, _stretches(bounds), self._launches_known)
+            for which, out in windows:
+                out["step"] = [done[i][2] for i in which.tolist()]
                 finished.append(out)
-                windows.append(out)
-            self._split_phases(number, ops, windows)
+            self._split_phases(number, ops, [out for _, out in windows])
             self._ops[number] = [ops[ops["end"] > over[-1, 0]]]
             self.size -= len(ops) - len(self._ops[number][0])
         return np.concatenate(finished)
@@ -413,6 +397,48 @@ class GpuSteps:
         ended = np.maximum.accumulate(known["end"]) if len(known) else known["end"]
         place = np.searchsorted(known["launch"], bounds, side="right")
         return np.where(place > 0, ended[np.maximum(place, 1) - 1], bounds) if len(known) else bounds
+
+
+def _stretches(bounds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Places of steps that follow one another without a break. ``bounds``: begin and end of each, shape (n, 2)."""
+    return np.split(np.arange(len(bounds)), np.flatnonzero(bounds[1:, 0] != bounds[:-1, 1]) + 1)
+
+
+def _windows_of_steps(
+    device: _Device, over: NDArray[np.int64], stretches: list[NDArray[np.int64]], launches_known: bool
+) -> list[tuple[NDArray[np.int64], NDArray[np.void]]]:
+    """The windows of steps, as ``STEP_USAGE`` without their numbers, and which steps they are of: those without time
+    are left out.
+
+    Args:
+        device: All operations that are kept of it.
+        over: Begin and end of each step on the GPU, shape (n, 2).
+        stretches: As ``_stretches``: such steps share an edge.
+        launches_known: Whether launches are known of any operation.
+    """
+    begin, end = np.empty(len(over), np.int64), np.empty(len(over), np.int64)
+    for part in stretches:
+        edges = np.maximum.accumulate(np.append(over[part, 0], over[part[-1], 1]))
+        begin[part], end[part] = edges[:-1], edges[1:]
+    real = np.flatnonzero(end > begin)
+    begin, end = begin[real], end[real]
+    found = []
+    # What is between stretches is a window, too: each operation is looked at once, however many stretches there are.
+    for rows in np.split(np.arange(len(real)), np.flatnonzero(begin[1:] < end[:-1]) + 1):
+        if not len(rows):
+            continue
+        edges = np.unique(np.concatenate([begin[rows], end[rows]]))
+        ops = device.ops
+        # What began later was in the queue, if it was launched by then.
+        known = (ops["launch"] != _UNKNOWN) & (ops["launch"] < edges[-1])
+        inside = ops[(ops["end"] > edges[0]) & ((ops["start"] < edges[-1]) | known)]
+        usage = _windows(_Device(device.number, 0, ops=inside), edges, launches_known)
+        usage = usage[np.searchsorted(edges, begin[rows])]
+        out = np.zeros(len(rows), STEP_USAGE)
+        for name in USAGE.names or ():
+            out[name] = usage[name]
+        found.append((real[rows], out))
+    return found
 
 
 def _short(

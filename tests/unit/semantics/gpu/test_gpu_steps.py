@@ -207,3 +207,53 @@ def test_a_graph_s_collectives_are_no_call_s() -> None:
     usage.advance(final=True)
     phases = {GPU_PHASES[row["phase"]]: int(row["duration_ns"]) for row in usage.take_phases()}
     assert (phases["all_to_all"], phases["send_recv"]) == (2 * MS, 3 * MS)
+
+
+def apart(random: np.random.Generator, number: int) -> NDArray[np.void]:
+    """Steps of which about half follow one another."""
+    bounds = np.sort(random.choice(np.arange(1, 20 * number), 2 * number, replace=False)).reshape(number, 2)
+    joined = np.flatnonzero(random.random(number - 1) < 0.5) + 1
+    bounds[joined, 0] = bounds[joined - 1, 1]
+    steps = cpu_steps(*range(number + 1), first=5)
+    steps["ts_ns"], steps["duration_ns"] = MS * bounds[:, 0], MS * (bounds[:, 1] - bounds[:, 0])
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_step_has_what_it_would_have_by_itself(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    steps = apart(random, int(random.integers(1, 12)))
+    launched = random.integers(0, 260, 60)
+    start = launched + random.choice([0, 1, 40], 60)
+    end = start + random.integers(1, 30, 60)
+    spans = zip((MS * start).tolist(), (MS * end).tolist(), strict=True)
+    given = ops(*spans, launch=(MS * launched).tolist())
+    communication = random.random(60) < 0.3
+    usage = GpuSteps()
+    usage._first_ns = 1
+    usage.feed(given, communication)
+    usage.feed_steps(steps)
+    rows = usage.advance(final=True)
+    short = gpu._short(given, communication)
+    for row in rows:
+        edges = np.array([row["start_ns"], row["start_ns"] + row["duration_ns"]])
+        (alone,) = gpu._windows(gpu._Device(0, 0, ops=short), edges, launches_known=True)
+        assert tuple(row[name] for name in gpu.USAGE.names or ()) == alone.tolist()
+
+
+def test_steps_apart_from_one_another_take_no_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[int] = []
+    windows = gpu._windows
+
+    def counted(device: Any, edges: NDArray[np.int64], launches_known: bool) -> NDArray[np.void]:
+        passed.append(len(device.ops))
+        return windows(device, edges, launches_known)
+
+    monkeypatch.setattr(gpu, "_windows", counted)
+    steps = cpu_steps(*(10 * MS * k for k in range(1, 102)))
+    steps["duration_ns"] -= MS
+    given = ops(BEFORE, *((10 * MS * k + 2 * MS, 10 * MS * k + 5 * MS) for k in range(1, 102)))
+    rows = found(given, steps)
+    assert rows["step"].tolist() == list(range(100))
+    assert rows["kernels"].tolist() == [1] * 100
+    assert passed == [len(given) - 2], "all but those before the first step and after the last, once"
