@@ -24,6 +24,9 @@ KEEP_CALLS = 2_000_000
 """Calls of a process kept for operations that have not come: 25 bytes each."""
 KEEP_CALLS_NS = 120_000_000_000
 """The same by age, against the newest call: a process that is stuck makes no newer one."""
+KEEP_BATCHES = 128
+"""Batches that these calls are kept in, by when they came: operations are compared with each. Calls come about once a
+second, so that there are 120 of them; where there are more, small ones are put together."""
 KEEP_PROBED = 500_000
 """Probes' launches kept for calls whose record has not come."""
 KEEP_PROBED_NS = 15_000_000_000
@@ -157,6 +160,13 @@ class Correlator:
             if len(self._calls) == 1:
                 break
             self._calls_kept -= len(self._calls.popleft())
+        if len(self._calls) > KEEP_BATCHES:
+            sizes = np.array([len(batch) for batch in self._calls])
+            at = int(np.argmin(sizes[1:] + sizes[:-1]))
+            both = self._calls[at], self._calls[at + 1]
+            self._calls[at] = _outermost(np.concatenate(both))
+            del self._calls[at + 1]
+            self._calls_kept -= len(both[0]) + len(both[1]) - len(self._calls[at])
 
     # ---- the probes' launches
 

@@ -439,3 +439,35 @@ def test_a_number_for_each_thread_takes_no_pass_each() -> None:
     tids = np.arange(MANY, dtype=np.uint32)
     assert calls_made(lambda: c.on_host(tids)) < FEW
     assert c.on_host(tids)[:4].tolist() == [0, 5, 6, 3]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_of_calls_that_are_put_together_match_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correlation, "SKEW_NS", 3)
+    random = np.random.default_rng(seed)
+    host = calls(*some_calls(random, 60)[["correlation", "begin_ns", "end_ns"]].tolist())
+    given = ops(*((int(random.integers(0, 5)), at, at + 5) for at in random.integers(0, 250, 60).tolist()))
+    turns = [np.flatnonzero(random.integers(0, 20, size) == turn) for size in (len(host), 60) for turn in range(20)]
+    found = []
+    for most in (2, 1000):
+        monkeypatch.setattr(correlation, "KEEP_BATCHES", most)
+        c = Correlator()
+        parts = [c.feed(given[turns[20 + turn]], host[turns[turn]], NO_PROBED, T) for turn in range(20)]
+        assert len(c._calls) <= most
+        assert c._calls_kept == sum(map(len, c._calls))
+        found.append(np.concatenate([*parts, c.flush()]))
+    for part in found:
+        part.sort(order=["correlation", "start_ns", "launch_ns"])
+    # Of two that began at once the outer one is taken for certain only where they are in one batch.
+    columns = ["correlation", "start_ns", "launch_ns"]
+    assert found[0][columns].tolist() == found[1][columns].tolist()
+
+
+def test_calls_that_never_grow_old_are_kept_in_few_batches() -> None:
+    c = Correlator()
+    for k in range(2 * correlation.KEEP_BATCHES):
+        c.feed(NO_OPS, calls((1, 100 * k, 100 * k + 5), (1 << 31, 100 * k, 100 * k + 5)), NO_PROBED, T)
+    assert len(c._calls) == correlation.KEEP_BATCHES
+    found = c.feed(ops((1, 5050, 5060), (1 << 31, 5050, 5060)), NO_CALLS, NO_PROBED, T)
+    # the last one before the operation, or within SKEW_NS after it
+    assert launches_of(found) == [(1, 25_500, 25_505), (1 << 31, 25_500, 25_505)]
