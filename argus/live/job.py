@@ -39,6 +39,8 @@ KEPT_CONTROL = 1024
 """Newest calls about communicators that are kept of a rank."""
 MADE_OF_RANK = 64
 """Communicators that were not called are remembered for so many a rank, where that is more."""
+ALWAYS_ASKED = 256
+"""Communicators and groups that a rank is asked about whatever its owner's account holds: large jobs have thirty."""
 MOST_ASKED = 64
 """New communicators of which a rank is asked in a turn: each time that takes 0.1 ms."""
 QUEUE_NOTES = 256
@@ -61,6 +63,7 @@ class Member:
             (``Probes.over_share``).
         without_slot: Files that it maps and for which there was no slot (``Attachment.lacks_slot``).
         ignored: Why nothing of its calls is recorded any more; empty: they are.
+        asked: Communicators and groups that it was asked about.
     """
 
     target: Target
@@ -78,11 +81,17 @@ class Member:
     calls_over_share: tuple[int, int, int] = (0, 0, 0)
     without_slot: int = 0
     ignored: str = ""
+    asked: int = 0
 
     @property
     def helper(self) -> bool:
         """Whether it is a child of the rank's own process (a data-loader worker): its calls are no steps."""
         return self.rank_source == "parent"
+
+    def may_ask(self, look_ups: LookUps) -> bool:
+        """Whether it may be asked about one more communicator: the first ones decide what a job is."""
+        self.asked += 1
+        return self.asked <= ALWAYS_ASKED or look_ups.may_look_up(self.target.pid)
 
 
 _WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 for call in CALLS], np.uint8)
@@ -539,7 +548,7 @@ class Job:
             turns[one.name, one.size] = max(one.turn, turns.get((one.name, one.size), -1))
         fresh = [handle for handle in handles if handle not in groups]
         for handle in fresh[:MOST_ASKED]:
-            if not look_ups.may_look_up(pid):
+            if not member.may_ask(look_ups):
                 continue
             with look_ups.looking_up(pid):
                 group = read_group(pid, handle & (1 << 48) - 1, layout)
@@ -562,7 +571,7 @@ class Job:
             return
         for handle in fresh[:MOST_ASKED]:
             places[handle] = None
-            if look_ups.may_look_up(pid):
+            if member.may_ask(look_ups):
                 with look_ups.looking_up(pid):
                     places[handle] = read_place(pid, handle, offset)
 

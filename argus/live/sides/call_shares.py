@@ -16,13 +16,29 @@ from argus.live.session import Session
 from argus.model.losses import UNKNOWN, Owner
 
 OF_LOOP, SAVED_S = 0.5, 1.0
-"""Share of the loop's time for the calls of several owners, and what an owner that made few has saved."""
-CALL_S = 2e-6
-"""What a record is believed to cost before it is known: a launch takes a tenth of it, a range four times as much."""
+"""Share of the loop's time for the calls of several owners, and what an owner that made few has saved. No turn is
+charged for more than that: it would leave an owner without calls for long."""
+CALL_S = {"launches": 5e-7, "collectives": 4e-6, "marks": 4e-6}
+"""What a record is believed to cost at least: a few times what those of most jobs do, since a job may change."""
 LEARNED = 0.2
-"""How much of what was believed the newest turn replaces."""
+"""How much of what was believed a turn replaces."""
 LEAST_CALLS = 1000
-"""A turn of fewer says nothing of what one costs."""
+"""Fewer say nothing of what one costs."""
+
+
+class Working:
+    """What of a job's calls is worked on in a turn: how many there are, and how long they take, by what they are."""
+
+    def __init__(self) -> None:
+        self.calls: Tally[str] = Tally()
+        self.took_s: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, kind: str) -> Iterator[None]:
+        """Within, records of one kind are worked on, which are counted in ``calls``."""
+        begun_s = time.thread_time()
+        yield
+        self.took_s[kind] = time.thread_time() - begun_s
 
 
 class CallShares:
@@ -35,51 +51,65 @@ class CallShares:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._turns = Turns(OF_LOOP, SAVED_S)
-        self._call_s: dict[Owner, float] = {}
+        self._call_s: dict[Owner, dict[str, float]] = {}
 
     def begin_turn(self, now: float) -> None:
         """A turn begins. ``now``: ``time.monotonic()``."""
         owners = {job.owner for job in self._session.roster.jobs if not job.finished}
         self._turns.fill({UNKNOWN, *owners}, now)
-        self._call_s = {owner: self._call_s.get(owner, CALL_S) for owner in owners}
+        self._call_s = {owner: self._call_s.get(owner) or dict(CALL_S) for owner in owners}
 
     def within(self, kinds: Mapping[str, NDArray[np.void]]) -> dict[str, NDArray[np.void]]:
         """The records that there is time for: of an owner that has too many, those called first. Others are counted.
 
         Args:
-            kinds: Records with ``pid`` and ``ts_ns``, by what they are of.
+            kinds: Records with ``pid`` and ``ts_ns``, by what they are of, as ``CALL_S`` has it.
         """
         kept = dict(kinds)
-        pids_of: dict[Owner, list[int]] = {}
-        for pid, (job, _) in self._session.roster.by_pid.items():
-            pids_of.setdefault(job.owner, []).append(pid)
-        for owner, pids in pids_of.items():
-            left_s, call_s = self._turns.left_s(owner), self._call_s.get(owner, CALL_S)
-            if sum(map(len, kept.values())) * call_s <= left_s:
-                continue
-            own = {name: np.isin(events["pid"], pids) for name, events in kept.items()}
-            number = sum(int(mask.sum()) for mask in own.values())
-            if not number or number * call_s <= left_s:
-                continue
-            called = np.sort(np.concatenate([kept[name]["ts_ns"][mask] for name, mask in own.items()]))
-            until = called[max(int(left_s / call_s), 0)]
-            for name, mask in own.items():
-                events = kept[name]
-                left_out = mask & (events["ts_ns"] >= until)
-                self._session.count_losses("calls_over_share", events["pid"], np.ones(len(events), np.int64), left_out)
-                kept[name] = events[~left_out]
+        by_pid = self._session.roster.by_pid
+        if not by_pid:
+            return kept
+        owners = list(dict.fromkeys(job.owner for job, _ in by_pid.values()))
+        number_of = {owner: number for number, owner in enumerate(owners)}
+        pids = np.array(sorted(by_pid), np.int64)
+        whose = np.array([number_of[by_pid[pid][0].owner] for pid in pids.tolist()])
+        of: dict[str, NDArray[np.int64]] = {}
+        expected_s = np.zeros(len(owners))
+        for name, events in kept.items():
+            place = np.minimum(np.searchsorted(pids, events["pid"]), len(pids) - 1)
+            of[name] = np.where(pids[place] == events["pid"], whose[place], len(owners))
+            counts = np.bincount(of[name], minlength=len(owners))[: len(owners)]
+            expected_s += counts * np.array([self._believed_s(owner)[name] for owner in owners])
+        for number, owner in enumerate(owners):
+            left_s = self._turns.left_s(owner)
+            if expected_s[number] > left_s:
+                self._cut(kept, of, number, max(left_s, 0.0) / expected_s[number])
         return kept
 
+    def _believed_s(self, owner: Owner) -> dict[str, float]:
+        return self._call_s.get(owner, CALL_S)
+
+    def _cut(
+        self, kept: dict[str, NDArray[np.void]], of: dict[str, NDArray[np.int64]], number: int, part: float
+    ) -> None:
+        """Leaves out what an owner called after a part of its calls."""
+        called = np.sort(np.concatenate([events["ts_ns"][of[name] == number] for name, events in kept.items()]))
+        until = called[min(int(part * len(called)), len(called) - 1)]
+        for name, events in kept.items():
+            left_out = (of[name] == number) & (events["ts_ns"] >= until)
+            self._session.count_losses("calls_over_share", events["pid"], np.ones(len(events), np.int64), left_out)
+            kept[name], of[name] = events[~left_out], of[name][~left_out]
+
     @contextmanager
-    def working(self, job: Job) -> Iterator[Tally[str]]:
-        """Within, a job's calls are worked on. What is yielded gets how many they are, in all."""
-        number: Tally[str] = Tally()
-        begun_s = time.thread_time()
+    def working(self, job: Job) -> Iterator[Working]:
+        """Within, a job's calls are worked on, and what comes of them."""
+        working, begun_s = Working(), time.thread_time()
         try:
-            yield number
+            yield working
         finally:
-            spent_s = time.thread_time() - begun_s
-            self._turns.spend(job.owner, spent_s)
-            if (calls := number.total()) >= LEAST_CALLS:
-                before = self._call_s.get(job.owner, CALL_S)
-                self._call_s[job.owner] = (1 - LEARNED) * before + LEARNED * spent_s / calls
+            self._turns.spend(job.owner, min(time.thread_time() - begun_s, SAVED_S))
+            believed_s = self._call_s.get(job.owner, {})
+            for kind, least_s in CALL_S.items() if believed_s else ():
+                number = working.calls[kind]
+                seen_s = working.took_s.get(kind, 0.0) / number if number >= LEAST_CALLS else least_s
+                believed_s[kind] = max((1 - LEARNED) * believed_s[kind] + LEARNED * seen_s, least_s)

@@ -201,17 +201,18 @@ class CallSide(Side):
                 continue
             pids = np.array(sorted(members), np.uint32)
             ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
-            with self._session.bulkheads.job(job), self._shares.working(job) as number:
-                for events, fed, feed in zip(
-                    (cuda, nccl, control),
-                    with_rank,
-                    (self._feed_launches, self._feed_collectives, self._feed_control),
-                    strict=True,
+            with self._session.bulkheads.job(job), self._shares.working(job) as working:
+                for kind, events, fed, feed in (
+                    ("launches", cuda, with_rank[0], self._feed_launches),
+                    ("collectives", nccl, with_rank[1], self._feed_collectives),
+                    ("control", control, with_rank[2], self._feed_control),
                 ):
-                    of_job = feed(job, members, events, pids, ranks)
+                    with working.on(kind):
+                        of_job = feed(job, members, events, pids, ranks)
                     fed |= of_job
-                    number["calls"] += int(of_job.sum())
-                number["marks"] += self._feed_marks(job, members, marks_of)
+                    working.calls[kind] = int(of_job.sum())
+                with working.on("marks"):
+                    working.calls["marks"] = self._feed_marks(job, members, marks_of)
                 self._steps.store(job, now, self.drained_ns, final=final)
         self._probing.find_pulses(self.drained_ns)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._session.roster.by_pid))))

@@ -10,7 +10,7 @@ import pytest
 
 from argus.live.job import Job
 from argus.live.sides import call_shares
-from argus.live.sides.call_shares import OF_LOOP, SAVED_S, CallShares
+from argus.live.sides.call_shares import CALL_S, OF_LOOP, SAVED_S, CallShares
 from argus.model.losses import Whom
 from argus.model.records import COLLECTIVE, LAUNCH
 from tests.builders.sessions import a_session
@@ -24,6 +24,8 @@ class Traced:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, call_s: dict[int, float]) -> None:
         """``call_s``: by PID, what each of its calls costs."""
         self.call_s, self.cpu_s, self.now_s = call_s, 0.0, 100.0
+        self.besides_s: dict[int, float] = {}
+        """What a turn costs however many calls there are."""
         self.jobs = {pid: Job(f"job {pid}", 1, owner=(pid, "")) for pid in call_s}
         self.session = a_session(None, jobs=list(self.jobs.values()))
         self.session.roster.by_pid = {pid: (job, None) for pid, job in self.jobs.items()}
@@ -48,9 +50,11 @@ class Traced:
             own = kept["launches"][kept["launches"]["pid"] == pid]
             assert own["ts_ns"].tolist() == (1_000 * np.arange(len(own))).tolist(), "not the first ones"
             assert pid in kept["collectives"]["pid"] or len(own) < number.get(pid, 0) or not number.get(pid)
-            with self.shares.working(job) as worked:
-                done[pid] = worked["calls"] = len(own)
-                self.cpu_s += len(own) * self.call_s[pid]
+            with self.shares.working(job) as working:
+                with working.on("launches"):
+                    done[pid] = working.calls["launches"] = len(own)
+                    self.cpu_s += len(own) * self.call_s[pid]
+                self.cpu_s += self.besides_s.pop(pid, 0.0)
         return done
 
     def left_out(self, pid: int) -> int:
@@ -66,9 +70,35 @@ def test_calls_of_an_owner_take_its_part_of_the_time(monkeypatch: pytest.MonkeyP
     worked = sum(done[1] for done in turns)
     assert traced.left_out(1) == pytest.approx(100 * 100_001 - worked, abs=100)
     # Before it is known what its calls cost, a turn takes as many as would be cheap.
-    assert worked * 50e-6 <= OF_LOOP * 100 * TURN_S + SAVED_S + 2 * 100_000 * 50e-6
+    assert worked * 50e-6 <= OF_LOOP * 100 * TURN_S + SAVED_S + 3 * 100_000 * 50e-6
     assert worked * 50e-6 >= 0.5 * OF_LOOP * 100 * TURN_S, "what others do not use is its own"
     assert max(done[1] for done in turns[10:]) * 50e-6 <= 2 * SAVED_S
+
+
+def test_what_a_turn_costs_besides_is_not_what_calls_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Communicators are lined up, steps are stored: a burst of calls that follows is worked on."""
+    traced = Traced(monkeypatch, {1: 0.5e-6, 2: 1e-6})
+    for _ in range(100):
+        traced.besides_s = {1: 0.03}
+        assert traced.turn({1: 1_100}) == {1: 1_100, 2: 0}
+    assert traced.turn({1: 100_000})[1] == 100_000
+
+
+def test_one_dear_turn_is_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, {1: 400e-6, 2: 1e-6})
+    traced.turn({1: 5_000})
+    traced.call_s[1] = 0.5e-6
+    done = [traced.turn({1: 500})[1] for _ in range(40)]
+    assert done.count(500) >= 38
+    assert traced.turn({1: 50_000})[1] == 50_000
+
+
+def test_other_calls_than_before_are_not_believed_to_be_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, {1: 1e-9, 2: 1e-9})
+    for _ in range(50):
+        traced.turn({1: 100_000})
+    believed = traced.shares._believed_s((1, ""))
+    assert believed == CALL_S, "of a kind that was not seen, and of one that was cheap"
 
 
 def test_calls_of_who_is_alone_are_all_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
