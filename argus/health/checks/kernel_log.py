@@ -56,7 +56,7 @@ PATTERNS: list[tuple[str, bool, str]] = [
     (
         rf"EXT4-fs error \(device {_IMAGE}\)|EXT4-fs \({_IMAGE}\): Remounting filesystem read-only"
         rf"|XFS \({_IMAGE}\): .*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)"
-        rf"|BTRFS:? (error|critical|alert|emerg) \(device {_IMAGE}[ )]"
+        rf"|BTRFS:? (error|critical|alert|emerg) \(device {_IMAGE}[ :)]"
         rf"|((blk_update_request|print_req_error): )?(I/O error|critical medium error), dev {_IMAGE}, sector \d"
         rf"|Buffer I/O error on dev(ice)? {_IMAGE},",
         False,
