@@ -161,8 +161,32 @@ DISK = [
     "jbd2_log_wait_commit [jbd2], ext4_sync_file [ext4], do_fsync",
     "xfs_buf_iowait [xfs], xfs_buf_read_map [xfs], xfs_imap_to_bp [xfs]",
     "blk_execute_rq, nvme_submit_user_cmd [nvme_core], nvme_ioctl [nvme_core]",
+    "btrfs_wait_ordered_range [btrfs], btrfs_sync_file [btrfs], do_fsync",
+    "btrfs_sync_log [btrfs], btrfs_sync_file [btrfs], do_fsync",
+    "txg_wait_synced [zfs], zfs_fsync [zfs], do_fsync",
+    "cv_wait_common [spl], __cv_wait_io [spl], txg_wait_synced_impl [zfs], txg_wait_synced [zfs], zfs_fsync [zfs]",
+    "cv_wait_common [spl], zio_wait [zfs], dmu_read_uio_dnode [zfs], zfs_read [zfs]",
+    "__iomap_dio_rw, iomap_dio_rw, xfs_file_dio_read [xfs], xfs_file_read_iter [xfs]",
+    "iomap_dio_rw, ext4_file_read_iter, vfs_read",
+    "__blkdev_direct_IO_simple, blkdev_read_iter, vfs_read",
+    "blkdev_direct_IO, blkdev_read_iter, vfs_read",
+    "wait_barrier [raid10], raid10_make_request [raid10], md_handle_request [md_mod], submit_bio_noacct",
+    "_wait_barrier [raid1], raid1_make_request [raid1], md_handle_request [md_mod], submit_bio_noacct",
+    "wait_read_barrier [raid1], raid1_read_request [raid1], raid1_make_request [raid1]",
+    "make_stripe_request [raid456], raid5_make_request [raid456], md_handle_request [md_mod]",
+    "xfs_buf_lock [xfs], xfs_buf_find_lock [xfs], xfs_buf_get_map [xfs], xfs_buf_read_map [xfs]",
+    "wait_for_completion_io, submit_bio_wait, blkdev_issue_flush, ext4_sync_file",
 ]
 """On behalf of the task itself."""
+DRIVER = [
+    "down, os_acquire_semaphore [nvidia], _nv012345rm [nvidia], nvidia_ioctl [nvidia]",
+    "__down_common, __down, down, os_acquire_mutex [nvidia], nvidia_ioctl [nvidia]",
+    "rwsem_down_write_slowpath, down_write, os_acquire_rwlock_write [nvidia], nvidia_ioctl [nvidia]",
+    "msleep, nv_wait_idle [nvidia], nvidia_close [nvidia], __fput",
+    "usleep_range_state, nv_wait [nvidia], nvidia_ioctl [nvidia]",
+    "schedule_timeout, wait_for_completion, nv_kthread_q_flush [nvidia_uvm], nvidia_open [nvidia]",
+]
+"""Kernels leave some of the functions out by which a driver sleeps, and show others."""
 NOT_CRITICAL = [
     "",  # not known
     "nfs_start_io_write [nfs], nfs_file_write [nfs]",  # a lock: its holder may wait for memory of his own
@@ -170,6 +194,18 @@ NOT_CRITICAL = [
     "ext4_buffered_write_iter, ext4_file_write_iter",
     "os_lock_user_pages [nvidia], _nv012345rm [nvidia]",
     "uvm_api_migrate [nvidia_uvm], uvm_ioctl [nvidia_uvm]",
+    # Locks of a process's memory, and others that it can keep, whatever function the kernel has for them:
+    "rwsem_down_read_slowpath, down_read, os_lock_user_pages [nvidia], _nv012345rm [nvidia]",
+    "down_read, uvm_api_migrate [nvidia_uvm], uvm_ioctl [nvidia_uvm]",
+    "mutex_lock, uvm_va_block_service_locked [nvidia_uvm], uvm_ioctl [nvidia_uvm]",
+    "schedule, rwsem_down_read_slowpath, down_read, os_acquire_pages [nvidia_fs], vfs_read",
+    "msleep, os_lock_user_pages [nvidia], nvidia_ioctl [nvidia]",
+    "wait_for_completion, request_wait_answer [fuse], fuse_simple_request [fuse]",
+    "down, msleep",
+    "wait_for_completion, sub_alloc [other], other_ioctl [other]",
+    "cv_wait_common [spl], __cv_wait [spl], zfs_rangelock_enter [zfs], zfs_write [zfs]",
+    "cv_wait_common [other], zio_wait [zfs]",
+    "txg_wait_synced [zfs], zfs_sync [zfs], sync_filesystem, iterate_supers, ksys_sync",
     # As Linux 6.18 has them beside mounts of a user's own (FUSE with a cache for writes) that do not answer:
     "inode_sleep_on_writeback, wb_writeback, wb_workfn, process_one_work, worker_thread, kthread, ret_from_fork",
     "wb_wait_for_completion, __writeback_inodes_sb_nr, sync_filesystem, __x64_sys_syncfs, do_syscall_64",
@@ -252,7 +288,7 @@ def test_who_waits_for_a_dead_server_or_driver_is_critical_whoever_it_is(tmp_pat
     assert node.status() == "critical"
 
 
-@pytest.mark.parametrize("where", DISK)
+@pytest.mark.parametrize("where", DISK + DRIVER)
 def test_a_dead_disk_is_critical_where_the_node_s_own_tasks_wait_for_it(tmp_path: Path, where: str) -> None:
     """A user's page may be in a mount of his own, which the kernel does not show."""
     node = Node(tmp_path)

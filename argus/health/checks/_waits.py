@@ -8,7 +8,8 @@ something that no user can be or mount: a server of NFS and its like, a GPU, a n
 
 He can keep the kernel's own threads and root's processes waiting, too: the threads that write back what he wrote to his
 mount, ``sync``, whoever reads his process's memory (``/proc/PID/cmdline``) or wants its lock. So a kernel thread shows
-no more than a user's task. A task of root's also shows a fault where it waits for a disk on its own behalf.
+no more than a user's task. A task of root's also shows a fault where it waits for a disk on its own behalf, or sleeps
+in the driver of a GPU by a function of the kernel's own.
 """
 
 from __future__ import annotations
@@ -62,11 +63,21 @@ _PAGE = re.compile(r"folio_wait_bit\w*|_*folio_lock\w*|wait_on_page_bit\w*|_*loc
 """Waits for a page of a file (mm/filemap.c)."""
 _DISK = re.compile(
     r"_*wait_on_buffer|submit_bio_wait|_*(blk|bio|nvme|scsi|ata|dm|md|raid\d+)_\w+|rq_qos_wait|get_request|dio_await_\w+"
+    r"|_*iomap_dio_rw|_*blkdev_direct_IO\w*|_*wait_(read_)?barrier|regular_request_wait|make_stripe_request"
     r"|jbd2_\w+|wait_transaction_\w+|add_transaction_credits|start_this_handle|do_get_write_access"
-    r"|xlog_\w+|xfs_(log_force\w*|buf_iowait)|btrfs_commit_transaction|wait_current_trans|read_extent_buffer_pages\w*"
+    r"|xlog_\w+|xfs_(log_force\w*|buf_iowait|buf_lock)|btrfs_commit_transaction|wait_current_trans"
+    r"|read_extent_buffer_pages\w*|btrfs_(wait_ordered_range|sync_log)|zio_wait|txg_wait_\w+"
 )
 """The innermost function: a disk, or the log of a file system on it (block, drivers/nvme, scsi, ata, md, fs/buffer.c,
-fs/direct-io.c, fs/jbd2, fs/xfs, fs/btrfs)."""
+fs/direct-io.c, fs/iomap, fs/jbd2, fs/xfs, fs/btrfs; OpenZFS)."""
+_SLEEP = re.compile(
+    r"_*down(_(common|interruptible|killable|timeout))?|msleep(_interruptible)?|usleep_range(_state)?|fsleep"
+    r"|_*schedule|schedule_(hr)?timeout\w*|(do_|_*)wait_for_common\w*|wait_for_completion\w*"
+)
+"""Sleeps, semaphores and completions of the kernel's own: who calls them says what for. None is a lock of memory."""
+_LOCK = re.compile(r"_*mutex_lock\w*|_*down_(read|write)\w*|rwsem_down_\w+")
+_CONDITION = re.compile(r"_*cv_(timed)?wait\w*")
+"""A sleep of OpenZFS (module spl)."""
 _FOR_OTHERS = re.compile(
     r"ksys_sync|\w*sync_(filesystem|inodes|fs)_?\w*|iterate_supers\w*|wait_sb_inodes|\w*writeback_\w*inodes\w*|wb_\w+"
     r"|\w*remote\w*|process_vm_\w+|access_process_vm|\w*process_madvise|\w*uprobe\w*|ptrace_\w+"
@@ -108,6 +119,8 @@ def what_for(where: Sequence[Frame], *, node_s: bool, fuse_of_node: bool) -> Wai
     """
     if not where:
         return Wait.ANY
+    if node_s:
+        where = _without_sleeps(where)
     within = list(itertools.takewhile(lambda frame: not _PAGE_FAULT.fullmatch(frame[0]), where))
     (innermost, module), *_ = where
     if _MADE.fullmatch(innermost):
@@ -119,6 +132,20 @@ def what_for(where: Sequence[Frame], *, node_s: bool, fuse_of_node: bool) -> Wai
     if any(_NETWORK.fullmatch(name) or module in _LUSTRE for name, module in within):
         return Wait.FAULT if _PAGE.fullmatch(innermost) else Wait.BEHIND
     return Wait.FAULT if node_s and _is_for_disk(where) else Wait.ANY
+
+
+def _without_sleeps(where: Sequence[Frame]) -> Sequence[Frame]:
+    """From the function on that had a task sleep, if there is one. Behind a lock that is only a lock of NVIDIA's own
+    driver: a process can keep others, such as those of its memory."""
+    caller = list(
+        itertools.dropwhile(
+            lambda frame: _SLEEP.fullmatch(frame[0]) or (frame[1] == "spl" and _CONDITION.fullmatch(frame[0])), where
+        )
+    )
+    locker = list(itertools.dropwhile(lambda frame: _LOCK.fullmatch(frame[0]), caller))
+    if locker and locker[0][0].startswith("os_acquire_") and locker[0][1] in _DRIVERS:
+        return locker
+    return caller or where
 
 
 def _is_for_disk(where: Sequence[Frame]) -> bool:
