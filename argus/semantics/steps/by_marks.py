@@ -18,7 +18,8 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,9 @@ MOST_BACKWARDS = 1024
 KEPT_ENDS = 4096
 """Ends kept of a thread until it is known what is a step: hours of usual steps. And of a rank, of those that are to be
 numbered."""
-MOST_ENDS = 2048
-"""Ends numbered in one ``advance``, a tenth of a second; the others wait for the next. At a job's end all are."""
+MOST_ENDS = 16_384
+"""Ends numbered in one ``advance``, a fifth of a second: the oldest of all ranks, so that all get on alike. The others
+wait for the next. At a job's end all are."""
 PENDING = 64
 """Ends that wait for communicators to be lined up; beyond, ranks are put together by time."""
 KEPT_CALLS = 65_536
@@ -66,6 +68,9 @@ RARE = 1 / 8
 Scalers leave the optimiser out more rarely, and where micro-batches vary no number is informative."""
 KEPT_BEFORE = 512
 """Calls before the newest step's end are dropped when there are so many: at every end it would cost more."""
+
+EVER = 1 << 64
+"""A time after all others."""
 
 RANGES = 64
 """Names of ranges looked at of a thread."""
@@ -401,8 +406,8 @@ class MarkedSteps:
         """Group and number of calls that have newly got a step's number."""
         self._placed = False
         """Whether a rank's end has a number."""
-        self._room = MOST_ENDS
-        """Ends that may yet be numbered in this ``advance``."""
+        self._newest = EVER
+        """Ends up to this time are numbered in this ``advance``."""
         self._by_batch: bool | None = None
         self._range: int | None = None
         """The name of the ranges that are steps; None: optimisers' ends are, or nothing is known yet."""
@@ -636,9 +641,22 @@ class MarkedSteps:
         states = [state for _, state in sorted(self._ranks.items())]
         for state in states:
             self._collect(state, until_ns, final)
-        self._room = MOST_ENDS if not final else 1 << 62
+        self._newest = EVER if final else self._newest_of_oldest(states)
         rows = self._number_all(states, final)
         return np.array(sorted(rows, key=lambda row: row[:2]), ITERATION)
+
+    @staticmethod
+    def _newest_of_oldest(states: list[_Rank]) -> int:
+        """Up to which time these ranks' ends are numbered at once: that of the newest of the ``MOST_ENDS`` oldest. Of
+        very many ranks there are more, so that ranks which wait for others with a few ends do not take up all."""
+        most = max(MOST_ENDS, PENDING * len(states))
+        if sum(len(state.ends) for state in states) <= most:
+            return EVER
+        return max(islice(merge(*(state.ends for state in states)), most))[0]
+
+    def _waits(self, state: _Rank) -> bool:
+        """Whether a rank has an end that is to be numbered in this ``advance``."""
+        return bool(state.ends) and state.ends[0][0] <= self._newest
 
     def _number_all(self, states: list[_Rank], final: bool) -> list[tuple[float, ...]]:
         """Rows of the ends of these ranks that can be numbered now. Who is sure comes first, in rounds by rank. Only
@@ -646,7 +664,7 @@ class MarkedSteps:
         by: all in each round would be quadratic."""
         rows: list[tuple[float, ...]] = []
         asking: dict[tuple[int, int], set[int]] = {}
-        in_turn = [(*_turn(state), place) for place, state in enumerate(states) if state.ends]
+        in_turn = [(*_turn(state), place) for place, state in enumerate(states) if self._waits(state)]
         heapify(in_turn)
         this_round, to_come, next_round = list(range(len(states))), set(range(len(states))), set[int]()
 
@@ -657,7 +675,7 @@ class MarkedSteps:
             rows.extend(self._number(state, final, unsure=unsure))
             for key in state.awaited:
                 asking.setdefault(key, set()).add(place)
-            if state.ends and len(state.ends) < before:
+            if self._waits(state) and len(state.ends) < before:
                 heappush(in_turn, (*_turn(state), place))
             for other in set[int]().union(*(asking.pop(key, ()) for key in self._heard)) - {place}:
                 if other <= place or unsure:
@@ -668,15 +686,15 @@ class MarkedSteps:
             self._heard.clear()
             return len(state.ends) < before
 
-        while self._room > 0:
-            while this_round and self._room > 0:
+        while True:
+            while this_round:
                 place = heappop(this_round)
                 to_come.discard(place)
                 number(place, unsure=False)
-            while not next_round and in_turn and self._room > 0:
+            while not next_round and in_turn:
                 alone, turn, place = heappop(in_turn)
                 # It may have been put in with an end that has its number by now.
-                if states[place].ends and (alone, turn) == _turn(states[place]) and number(place, unsure=True):
+                if self._waits(states[place]) and (alone, turn) == _turn(states[place]) and number(place, unsure=True):
                     break
             else:
                 if not next_round:
@@ -740,7 +758,7 @@ class MarkedSteps:
             unsure: All others have been heard: the first end is numbered though there is a doubt.
         """
         state.awaited = []
-        if not state.ends:
+        if not self._waits(state):
             return []
         comms = state.comms
         comms.look_up(state.rank, self._groups, self._doubtful)
@@ -754,7 +772,7 @@ class MarkedSteps:
             if state.last is not None:
                 unsure = False
         rows: list[tuple[float, ...]] = []
-        while state.last is not None and state.ends and self._room > 0:
+        while state.last is not None and self._waits(state):
             end, backwards = state.ends[0]
             before, number = state.last
             looked, keys = state.looked, self._keys(state, end)
@@ -771,7 +789,6 @@ class MarkedSteps:
                     break
                 unsure = False
             del state.ends[0]
-            self._room -= 1
             here = agreed[0] if agreed else number + 1
             if state.moved and keys:
                 # Rows keep their numbers, and only those are wrong that do not lead to this one.
@@ -832,7 +849,6 @@ class MarkedSteps:
     def _place(self, state: _Rank, number: int) -> None:
         end, _ = state.ends.pop(0)
         self._placed = True
-        self._room -= 1
         state.looked = end
         state.last = end, number
         state.bounds.append(state.last)

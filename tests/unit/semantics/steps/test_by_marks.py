@@ -768,8 +768,14 @@ def any_job(rng: random.Random) -> Job:
     return play(nranks, steps, program, groups=groups, attached=attached, lost=lost, skew_ms=rng.choice([0.1, 8, 30]))
 
 
+@pytest.mark.parametrize("most", [by_marks.MOST_ENDS, 7])
 @pytest.mark.parametrize("seed", range(40))
-def test_only_ranks_that_got_something_to_go_by_are_tried_again_and_steps_are_the_same(seed: int) -> None:
+def test_only_ranks_that_got_something_to_go_by_are_tried_again_and_steps_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, seed: int, most: int
+) -> None:
+    if most < by_marks.MOST_ENDS:
+        monkeypatch.setattr(by_marks, "MOST_ENDS", most)
+        monkeypatch.setattr(by_marks, "PENDING", 3)
     rng = random.Random(seed)
     job = any_job(rng)
     known = job.communicators(doubtful={rank for rank in range(len(job.ranks)) if rng.random() < 0.15})
@@ -817,6 +823,7 @@ def test_of_many_ends_those_beyond_a_number_wait_for_the_next_time(monkeypatch: 
     job, known = alone_with_others(4, 100)
     whole = find(job, known=known, final=False)
     monkeypatch.setattr(by_marks, "MOST_ENDS", 50)
+    monkeypatch.setattr(by_marks, "PENDING", 12)
     steps = MarkedSteps()
     out = [find(job, steps, known=known, final=False)]
     while len(out[-1]):
@@ -829,8 +836,72 @@ def test_of_many_ends_those_beyond_a_number_wait_for_the_next_time(monkeypatch: 
     assert find(job, steps, known=known).tolist() == find(job, Rounds(), known=known).tolist(), "at the end all"
 
 
+def turns_of(nranks: int, rate: int, turns: int) -> Iterator[tuple[MarkedSteps, list[int]]]:
+    """After each turn of a second, how many steps of each rank came of it. Ranks have no call in common."""
+    steps = MarkedSteps()
+    for turn in range(1, turns + 1):
+        marks = np.zeros((rate, 3), MARK)
+        marks["ts_ns"] = turn * 10**9 + np.arange(rate)[:, None] * (10**9 // rate) + [0, 1000, 2000]
+        marks["tid"], marks["what"] = MAIN, [What.BACKWARD_BEGIN, What.RANGE_BEGIN, What.RANGE_END]
+        marks["role"][:, 1] = Role.OPTIMIZER
+        for rank in range(nranks):
+            steps.feed_marks(rank, marks.ravel())
+        assert steps.ready(range(nranks))
+        found = steps.advance((turn + 1) * 10**9 - 1)
+        yield steps, np.bincount(found["rank"], minlength=nranks).tolist()
+
+
+def test_all_ranks_of_a_large_job_have_their_steps_in_every_turn() -> None:
+    # The first end begins a step, and the newest is known by the next backward pass.
+    assert [found for _, found in turns_of(128, 30, 3)] == [[28] * 128, [30] * 128, [30] * 128]
+
+
+def test_where_ends_are_too_many_all_ranks_get_on_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 1000)
+    for nranks, rate in ((8, 400), (5, 1000)):
+        for steps, found in turns_of(nranks, rate, 4):
+            ends = [state.last[1] for state in steps._ranks.values() if state.last]
+            assert len(ends) == nranks
+            assert max(ends) - min(ends) <= 1
+            assert 1000 - nranks <= sum(found) <= 1000 + nranks
+
+
+def test_ranks_that_wait_with_old_ends_do_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 10)
+    monkeypatch.setattr(by_marks, "PENDING", 8)
+    job = play(11, 100, "fwd bwd dp opt", groups={"dp": [(rank,) for rank in range(11)]})
+    known = job.communicators()
+    known = known[known["rank"] == 10]  # nobody has looked at those of the others
+    steps = MarkedSteps()
+    for rank, seen in enumerate(job.ranks):
+        until = 5000 * MS + 4 * 7 * MS if rank < 10 else 1 << 60
+        steps.feed_marks(rank, between(seen.marks, 0, until))
+        steps.feed_calls(rank, None, between(seen.calls, 0, until))
+    steps.align(known)
+    assert steps.ready(range(11))
+    found = [steps.advance(1 << 60)["rank"].tolist() for _ in range(6)]
+    assert set().union(*found) == {10}
+    assert sum(map(len, found)) > 90
+    assert max(map(len, found)) <= 88
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_oldest_ends_of_all_ranks_are_numbered_first(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 20)
+    monkeypatch.setattr(by_marks, "PENDING", 4)
+    rng = random.Random(seed)
+    states = [by_marks._Rank(rank) for rank in range(rng.randrange(1, 9))]
+    for state in states:
+        state.ends = sorted((rng.randrange(200), rng.randrange(3)) for _ in range(rng.randrange(30)))
+    times = sorted(ts for state in states for ts, _ in state.ends)
+    most = max(20, 4 * len(states))
+    newest = times[most - 1] if len(times) > most else by_marks.EVER
+    assert MarkedSteps._newest_of_oldest(states) == newest
+
+
 def test_ends_that_wait_are_bounded_and_those_beyond_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_marks, "MOST_ENDS", 5)
+    monkeypatch.setattr(by_marks, "PENDING", 5)
     monkeypatch.setattr(by_marks, "KEPT_ENDS", 100)
     for words, boundary in (("fwd bwd opt", ""), ("@@step", "@@step")):
         job, steps, rows = play(1, 1000, words, groups={}, boundary=boundary), MarkedSteps(), 0
