@@ -50,7 +50,10 @@ KEPT_ENDS = 4096
 numbered."""
 MOST_ENDS = 16_384
 """Ends numbered in one ``advance``, a fifth of a second: the oldest of all ranks, so that all get on alike. The others
-wait for the next. At a job's end all are."""
+wait for the next."""
+MOST_LAST = 65_536
+"""The same at a job's end, less than a second; the others are dropped. It is what 16 ranks keep of ends that wait for
+what is a step to be known."""
 PENDING = 64
 """Ends that wait for communicators to be lined up; beyond, ranks are put together by time."""
 KEPT_CALLS = 65_536
@@ -388,7 +391,8 @@ class MarkedSteps:
         counters: ``steps_before_first`` (ended before the first one that was numbered), ``steps_repeated`` (at or
             before the number before, merged into the next), ``families_joined_by_time``, ``steps_counted_anew`` (of
             a rank whose calls turned out to be lined up otherwise, reported with numbers that are not the others'),
-            ``step_ends_dropped`` (beyond those that are kept of a rank, so that what lies between is one step).
+            ``step_ends_dropped`` (beyond those that are kept of a rank, so that what lies between is one step; or at
+            the job's end, beyond those that are numbered then).
     """
 
     def __init__(self) -> None:
@@ -641,15 +645,18 @@ class MarkedSteps:
         states = [state for _, state in sorted(self._ranks.items())]
         for state in states:
             self._collect(state, until_ns, final)
-        self._newest = EVER if final else self._newest_of_oldest(states)
+        self._newest = self._newest_of_oldest(states, MOST_LAST if final else MOST_ENDS)
         rows = self._number_all(states, final)
+        for state in states if final else ():
+            self.counters["step_ends_dropped"] += len(state.ends)
+            state.ends.clear()
         return np.array(sorted(rows, key=lambda row: row[:2]), ITERATION)
 
     @staticmethod
-    def _newest_of_oldest(states: list[_Rank]) -> int:
-        """Up to which time these ranks' ends are numbered at once: that of the newest of the ``MOST_ENDS`` oldest. Of
-        very many ranks there are more, so that ranks which wait for others with a few ends do not take up all."""
-        most = max(MOST_ENDS, PENDING * len(states))
+    def _newest_of_oldest(states: list[_Rank], most: int) -> int:
+        """Up to which time these ranks' ends are numbered at once: that of the newest of the ``most`` oldest. Of very
+        many ranks there are more, so that ranks which wait for others with a few ends do not take up all."""
+        most = max(most, PENDING * len(states))
         if sum(len(state.ends) for state in states) <= most:
             return EVER
         return max(islice(merge(*(state.ends for state in states)), most))[0]

@@ -787,6 +787,7 @@ def test_only_ranks_that_got_something_to_go_by_are_tried_again_and_steps_are_th
     found = [find(job, steps, edges=edges, ahead=ahead, known=known, final=seed % 4 > 0) for steps in ways]
     assert found[0].tolist() == found[1].tolist()
     assert +ways[0].counters == +ways[1].counters
+    assert not ways[0].counters["step_ends_dropped"]
 
 
 def alone_with_others(nranks: int, steps: int) -> tuple[Job, Array]:
@@ -887,7 +888,6 @@ def test_ranks_that_wait_with_old_ends_do_not_hold_up_the_others(monkeypatch: py
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_oldest_ends_of_all_ranks_are_numbered_first(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(by_marks, "MOST_ENDS", 20)
     monkeypatch.setattr(by_marks, "PENDING", 4)
     rng = random.Random(seed)
     states = [by_marks._Rank(rank) for rank in range(rng.randrange(1, 9))]
@@ -896,7 +896,18 @@ def test_the_oldest_ends_of_all_ranks_are_numbered_first(monkeypatch: pytest.Mon
     times = sorted(ts for state in states for ts, _ in state.ends)
     most = max(20, 4 * len(states))
     newest = times[most - 1] if len(times) > most else by_marks.EVER
-    assert MarkedSteps._newest_of_oldest(states) == newest
+    assert MarkedSteps._newest_of_oldest(states, 20) == newest
+
+
+def test_a_job_s_last_ends_are_numbered_up_to_a_bound_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 100)
+    for most, left in ((100_000, 0), (2000, 3500 - 640 - 2000)):
+        monkeypatch.setattr(by_marks, "MOST_LAST", most)
+        ((steps, found),) = turns_of(10, 350, 1)
+        last = steps.advance(1 << 60, final=True)
+        assert steps.counters["step_ends_dropped"] == left
+        assert np.bincount(last["rank"]).tolist() == [349 - left // 10 - each for each in found]
+        assert not any(state.ends for state in steps._ranks.values())
 
 
 def test_ends_that_wait_are_bounded_and_those_beyond_counted(monkeypatch: pytest.MonkeyPatch) -> None:
