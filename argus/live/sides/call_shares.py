@@ -52,12 +52,21 @@ class CallShares:
         self._session = session
         self._turns = Turns(OF_LOOP, SAVED_S)
         self._call_s: dict[Owner, dict[str, float]] = {}
+        self._seen: dict[tuple[Owner, str], tuple[int, float]] = {}
+        """Of this turn: calls, and how long they took."""
 
     def begin_turn(self, now: float) -> None:
         """A turn begins. ``now``: ``time.monotonic()``."""
         owners = {job.owner for job in self._session.roster.jobs if not job.finished}
         self._turns.fill({UNKNOWN, *owners}, now)
-        self._call_s = {owner: self._call_s.get(owner) or dict(CALL_S) for owner in owners}
+        before, self._call_s = self._call_s, {}
+        for owner in owners:
+            believed_s = self._call_s[owner] = before.get(owner) or dict(CALL_S)
+            for kind, least_s in CALL_S.items():
+                number, took_s = self._seen.get((owner, kind), (0, 0.0))
+                seen_s = took_s / number if number >= LEAST_CALLS else least_s
+                believed_s[kind] = max((1 - LEARNED) * believed_s[kind] + LEARNED * seen_s, least_s)
+        self._seen.clear()
 
     def within(self, kinds: Mapping[str, NDArray[np.void]]) -> dict[str, NDArray[np.void]]:
         """The records that there is time for: of an owner that has too many, those called first. Others are counted.
@@ -108,8 +117,6 @@ class CallShares:
             yield working
         finally:
             self._turns.spend(job.owner, min(time.thread_time() - begun_s, SAVED_S))
-            believed_s = self._call_s.get(job.owner, {})
-            for kind, least_s in CALL_S.items() if believed_s else ():
-                number = working.calls[kind]
-                seen_s = working.took_s.get(kind, 0.0) / number if number >= LEAST_CALLS else least_s
-                believed_s[kind] = max((1 - LEARNED) * believed_s[kind] + LEARNED * seen_s, least_s)
+            for kind, took_s in working.took_s.items():
+                number, before_s = self._seen.get((job.owner, kind), (0, 0.0))
+                self._seen[job.owner, kind] = number + working.calls[kind], before_s + took_s

@@ -93,6 +93,18 @@ def test_one_dear_turn_is_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert traced.turn({1: 50_000})[1] == 50_000
 
 
+def test_what_calls_cost_is_learned_beside_idle_jobs_of_the_same_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say nothing of it: else who has fifty of them would be believed to be cheap."""
+    traced = Traced(monkeypatch, {1: 50e-6, 2: 1e-6})
+    idle = [Job(f"idle {number}", 1, owner=(1, "")) for number in range(50)]
+    for _ in range(30):
+        traced.turn({1: 2_000})
+        for job in idle:
+            with traced.shares.working(job) as working, working.on("launches"):
+                pass
+    assert traced.shares._believed_s((1, ""))["launches"] == pytest.approx(50e-6, rel=0.1)
+
+
 def test_other_calls_than_before_are_not_believed_to_be_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = Traced(monkeypatch, {1: 1e-9, 2: 1e-9})
     for _ in range(50):

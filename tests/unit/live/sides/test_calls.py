@@ -375,15 +375,21 @@ def test_of_new_communicators_a_few_are_asked_in_a_turn(monkeypatch: pytest.Monk
     assert [group.turn for group in side.job.named[0].values()] == list(range(200))
 
 
+def beside_another(asked: Asked) -> Any:
+    """A job whose owner's account for look-ups is empty, while another owner's is traced."""
+    side = asked.side()
+    side.session.roster.jobs.append(Job("another", 1, owner=(1001, "")))
+    side.session.fill_look_ups(1000.0)
+    side.session.look_ups.spend((1000, ""), 100.0)
+    return side
+
+
 def test_the_first_communicators_of_a_rank_are_asked_about_whatever_else_its_owner_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A job that begins has thousands of stacks that are new, which take from the same account."""
     asked = Asked(monkeypatch)
-    side = asked.side()
-    side.session.roster.jobs.append(Job("another", 1, owner=(1001, "")))
-    side.session.fill_look_ups(1000.0)
-    side.session.look_ups.spend((1000, ""), 100.0)
+    side = beside_another(asked)
     for turn in range(1, 5):
         side.collectives(called(1, 1 + np.arange(40 * turn), turn), of_group(1001 + np.arange(40 * turn), turn))
     assert len(asked.places) + len(asked.groups) == 256
@@ -395,10 +401,7 @@ def test_the_first_communicators_of_a_rank_are_asked_about_whatever_else_its_own
 def test_communicators_beyond_an_owner_s_share_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "ALWAYS_ASKED", 0)
     asked = Asked(monkeypatch)
-    side = asked.side()
-    side.session.roster.jobs.append(Job("another", 1, owner=(1001, "")))
-    side.session.fill_look_ups(1000.0)
-    side.session.look_ups.spend((1000, ""), 100.0)
+    side = beside_another(asked)
     for turn in range(1, 5):
         side.collectives(called(1, 1 + np.arange(40), turn), of_group(1001 + np.arange(40), turn))
     assert asked.places == asked.groups == []
