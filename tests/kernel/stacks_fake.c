@@ -3,9 +3,11 @@
  *
  *   stacks_fake SHAPE DEPTH
  *
- * Prints where things are, then runs until killed, or until a line comes on stdin, which ends a collection (gc). */
+ * Prints where things are once its main thread is in its loop, then runs until killed, or until a line comes on stdin,
+ * which ends a collection (gc). */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,11 +43,15 @@ static struct thread threads[256];
 static struct frame frames[1024];
 static struct code codes[512];
 static u64 code_type[8], other_type[8], cframe[2];
-static volatile int stop;
+static volatile int stop, in_loop;
+static char places[256];
 
 static void *listen_to(void *unused)
 {
 	char line[16];
+	while (!in_loop)
+		sched_yield();
+	puts(places); /* a sample taken before would be of main, and not of the loop */
 	while (fgets(line, sizeof(line), stdin)) {
 		/* 2: it collects still, and another thread has the GIL */
 		runtime.gil_locked = line[0] != '2';
@@ -57,6 +63,7 @@ static void *listen_to(void *unused)
 
 static __attribute__((noinline)) void burn(void)
 {
+	in_loop = 1;
 	for (volatile u64 i = 0; !stop; i++)
 		;
 }
@@ -67,7 +74,7 @@ static __attribute__((noinline)) void burn_without_frame(u64 value)
 	static u64 words[2] = {0, 0x7000000000};
 	if (!value)
 		value = (u64)words;
-	asm volatile("mov %0, %%rbp\n1: pause\n jmp 1b" : : "r"(value) : "memory");
+	asm volatile("mov %1, %%rbp\n movl $1, %0\n1: pause\n jmp 1b" : "=m"(in_loop) : "r"(value) : "memory");
 }
 
 int main(int argc, char **argv)
@@ -149,15 +156,14 @@ int main(int argc, char **argv)
 		runtime.gil_holder = (u64)&threads[0];
 		runtime.gil_locked = runtime.collecting = 1;
 	}
-	pthread_t listener;
-	pthread_create(&listener, 0, listen_to, 0);
 	u64 in_pthread = 0;
 	for (; in_pthread < 2048 && *(int *)((char *)pthread_self() + in_pthread) != getpid(); in_pthread += 4)
 		;
-	printf("%lu %lu %lu %lu %lu %lu\n", (u64)&runtime, (u64)code_type, (u64)codes, sizeof(struct code), (u64)mine,
-	       in_pthread);
-	fflush(stdout);
+	snprintf(places, sizeof(places), "%lu %lu %lu %lu %lu %lu", (u64)&runtime, (u64)code_type, (u64)codes,
+	         sizeof(struct code), (u64)mine, in_pthread);
 	setvbuf(stdout, 0, _IOLBF, 0);
+	pthread_t listener;
+	pthread_create(&listener, 0, listen_to, 0);
 	if (is("no_frame_pointer"))
 		burn_without_frame(argc > 3 ? strtoull(argv[3], 0, 0) : 0);
 	burn();
