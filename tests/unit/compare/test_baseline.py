@@ -23,6 +23,11 @@ from argus.store.reader import query_columns
 from argus.store.writer import Writer
 
 START_NS = 1_700_000_000 * 10**9
+RANK = {
+    "pid": [4_000_000], "local_rank": 0, "rank_source": "torchrun", "started": START_NS, "exe": "", "command": "",
+    "libraries": [[]], "probes": 1, "state": "exited", "version": 1,
+}  # fmt: skip
+"""Of a row of ``ranks``, what says nothing of whose it is."""
 
 
 def run(
@@ -41,11 +46,8 @@ def run_of(store: Store, uid: int, number: int, change: str = "", container: str
     """The same of a user, all of whose runs have one name."""
     run(store, job, number, change)
     with Writer(store, source="test") as writer:
-        writer.append("ranks", {
-            "job": job, "run": number, "rank": 0, "host": "node-0", "pid": [4_000_000], "local_rank": 0,
-            "rank_source": "torchrun", "started": START_NS, "exe": "", "command": "", "libraries": [[]], "probes": 1,
-            "state": "exited", "version": 1, "uid": uid, "container": container,
-        })  # fmt: skip
+        row = {"job": job, "run": number, "rank": 0, "host": "node-0", "uid": uid, "container": container}
+        writer.append("ranks", RANK | row)
     return diagnose_store(store, job, number, keep=False)
 
 

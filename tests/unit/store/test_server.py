@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from argus.cli.main import main
+from argus.diagnose.learn import learn
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.arrow import to_arrow
 from argus.store.cluster import Cluster, render
-from argus.store.open import open_store
+from argus.store.open import Store, open_store
 from argus.store.read.render import FORMATS
 from argus.store.read.status import store_status
 from argus.store.reader import query_columns
@@ -28,6 +29,7 @@ from tests.builders.stored_job import store_job
 from tests.builders.synthetic_job import Fault, ddp, simulate
 from tests.clickhouse_server import MISSING, PASSWORD, Server
 from tests.stores import new_store
+from tests.unit.compare.test_baseline import RANK, run_of
 from tests.unit.store.test_upgrades import shown
 from tests.unit.store.test_writer import iterations
 
@@ -268,6 +270,42 @@ def test_two_shards(
     assert main(["store", "rm", job, "--yes", "--store", urls[1]]) == 0
     assert main(["store", "rm", job, "--yes", "--store", urls[0]]) == EXIT_UNAVAILABLE
     assert f"no job '{job}' is stored" in capsys.readouterr().err
+
+
+def test_whose_runs_are_on_two_shards(
+    shards: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What asks ``ranks`` within a question about ``ranks`` or ``baselines``: rows of one run are on both shards."""
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
+    for server in shards:
+        server.command("CREATE DATABASE whose")
+        with open_store(server.url("whose")) as store:
+            init_schema(store, cluster="both", replicas=False)
+    with open_store(new_store(tmp_path)) as alone:
+        expected = whose(alone)
+    for server in shards:
+        with open_store(server.url("whose")) as store:
+            counted = int(query_columns(store, "SELECT count() AS n FROM ranks_local")["n"][0])
+            if server is shards[0]:
+                assert whose(store) == expected
+            else:
+                assert 0 < counted < int(query_columns(store, "SELECT count() AS n FROM ranks")["n"][0])
+    own, other, reason = expected
+    assert (own, other) == (["regression"], [])
+    assert "ranks of uid 1000 on node-9 are stored as 'llama'" in reason
+
+
+def whose(store: Store) -> tuple[list[str], list[str], str]:
+    """What is found of a user's slower run, of another user's, and the reason of the first."""
+    for number, job in ((1, "llama"), (2, "llama"), (3, "llama#uid1000")):
+        assert learn(store, run_of(store, 1000, number, job=job))
+    with Writer(store, source="test") as writer:
+        for rank in range(4):
+            row = {**RANK, "job": "llama", "run": 4, "rank": rank, "host": "node-9", "uid": 1000, "container": ""}
+            writer.append("ranks", row)
+    own = run_of(store, 1000, 4, "void=0.08", job="llama#uid1000")
+    other = run_of(store, 65534, 5, "void=0.08")
+    return [one["kind"] for one in own["findings"]], [one["kind"] for one in other["findings"]], own["reason"]
 
 
 @pytest.mark.parametrize("form", ["server", "shard"])
