@@ -72,7 +72,9 @@ FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 """How often counters become rows: at first, and later."""
 
 
-OVER_SHARE = tuple(f"{what}_over_share" for what in ("rows", "look_ups", "processes", "communicators", "calls"))
+OVER_SHARE = tuple(
+    f"{what}_over_share" for what in ("rows", "look_ups", "processes", "communicators", "calls", "last_steps")
+)
 """Losses that are counted in ``Session.losses`` alone, of no side's."""
 
 

@@ -29,14 +29,17 @@ def kernel_codes(launches: NDArray[np.void], names: KernelNames) -> tuple[NDArra
     codes = np.zeros(len(launches), np.int32)
     words: dict[str, int] = {"": 0}
     chosen = np.flatnonzero(is_kernel(launches))
+    if not len(chosen):
+        return codes, list(words)
     kernels = launches[chosen]
-    for pid in np.unique(kernels["pid"]):
-        of_process = np.flatnonzero(kernels["pid"] == pid)
+    order = np.argsort(kernels["pid"], kind="stable")
+    pids, starts = np.unique(kernels["pid"][order], return_index=True)
+    for pid, of_process in zip(pids.tolist(), np.split(order, starts[1:]), strict=True):
         handles, first, inverse = np.unique(kernels["handle"][of_process], return_index=True, return_inverse=True)
         layers = _LAYER[kernels["call"][of_process[first]]]
         table = np.empty(len(handles), np.int32)
         for place, (handle, layer) in enumerate(zip(handles, layers, strict=True)):
-            name = names.name(int(pid), int(handle), calls.Layer(int(layer)))
+            name = names.name(pid, int(handle), calls.Layer(int(layer)))
             table[place] = words.setdefault(name, len(words))
         codes[chosen[of_process]] = table[inverse]
     return codes, list(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -54,6 +54,8 @@ class CallShares:
         self._call_s: dict[Owner, dict[str, float]] = {}
         self._seen: dict[tuple[Owner, str], tuple[int, float]] = {}
         """Of this turn: calls, and how long they took."""
+        self._put_off: dict[int, None] = {}
+        """``id`` of jobs whose steps were put off, who has waited for longest first."""
 
     def begin_turn(self, now: float) -> None:
         """A turn begins. ``now``: ``time.monotonic()``."""
@@ -108,6 +110,24 @@ class CallShares:
             left_out = (of[name] == number) & (events["ts_ns"] >= until)
             self._session.count_losses("calls_over_share", events["pid"], np.ones(len(events), np.int64), left_out)
             kept[name], of[name] = events[~left_out], of[name][~left_out]
+
+    def in_turns(self, jobs: Sequence[Job]) -> list[Job]:
+        """These jobs in the order in which they are to be worked on: first those whose steps were put off."""
+        there = {id(job): job for job in jobs}
+        self._put_off = {key: None for key in self._put_off if key in there}
+        return [there[key] for key in self._put_off] + [job for job in jobs if id(job) not in self._put_off]
+
+    def may(self, job: Job) -> bool:
+        """Whether there is time for a job."""
+        return self._turns.may(job.owner)
+
+    def may_store(self, job: Job) -> bool:
+        """Whether a job's steps may be numbered and stored in this turn; else they are put off to one of the next."""
+        if self.may(job):
+            self._put_off.pop(id(job), None)
+            return True
+        self._put_off.setdefault(id(job))
+        return False
 
     @contextmanager
     def working(self, job: Job) -> Iterator[Working]:

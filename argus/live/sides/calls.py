@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,17 @@ from argus.capture.process.targets import TORCH_PYTHON
 from argus.live.gpu.rows import KEPT_NAMES
 from argus.live.job import Job, Member
 from argus.live.session import Session
-from argus.live.session_rows import SessionRows
+from argus.live.session_rows import OVER_S, SessionRows
 from argus.live.side import Counters, Side
 from argus.live.sides.alignment import INTERVAL_S
+from argus.live.sides.by_job import ByJob, by_pid
 from argus.live.sides.call_shares import CallShares
 from argus.live.sides.draining import CallRings, join_records
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import StepRows
 from argus.model import calls, event_kinds, records
+from argus.model.losses import Whom
 from argus.model.records import LOSS_COUNTERS
 from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.range_names import Meaning, meaning_of
@@ -151,6 +153,8 @@ class CallSide(Side):
         """Turns what the rings brought into rows and steps, and gives the GPU side its part."""
         self.seen_ns = self.drained_ns
         self._session.fill_look_ups(now)
+        if not final:
+            self._shares.begin_turn(now)
         for job in self._session.roster.jobs:
             if job.over_since and now - job.over_since > FINISHED_S:
                 self._finish(job, now)
@@ -161,11 +165,19 @@ class CallSide(Side):
                 self._gpu.feed_products(self._taken("math", records.MATH))
 
     def _finish(self, job: Job, now: float) -> None:
-        """Stores the last steps of a job that is over."""
-        if not job.finished:
-            with self._session.bulkheads.job(job):
+        """Stores the last steps of a job that is over, once its owner has time for that. If it has none for long, they
+        are left out."""
+        if job.finished:
+            return
+        if not self._shares.may(job):
+            if now - job.over_since < OVER_S:
+                return
+            self._session.losses.count("last_steps_over_share", Whom(job))
+            job.marked.drop_ends()
+        else:
+            with self._session.bulkheads.job(job), self._shares.working(job):
                 self._steps.store(job, now, self.drained_ns, final=True)
-            job.finish()
+        job.finish()
 
     def _work(self, now: float, *, final: bool) -> NDArray[np.void]:
         """Returns the CUDA calls among what the rings brought."""
@@ -179,7 +191,6 @@ class CallSide(Side):
         callers |= self._gpu.callers()
         callers |= set(np.unique(marks["pid"][_TRAINS[marks["call"]]]).tolist())
         if not final:
-            self._shares.begin_turn(now)
             kept = self._shares.within({"launches": cuda, "collectives": nccl, "marks": marks})
             cuda, nccl, marks = kept["launches"], kept["collectives"], kept["marks"]
         launched = cuda
@@ -189,37 +200,39 @@ class CallSide(Side):
         with self._session.bulkheads.part("new ranks"):  # calls of the others are worked on
             if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
                 self._rows.ranks_changed(now)
-        with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
+        whose = ByJob(self._session.roster.by_pid)
+        kinds = (
+            ("launches", cuda, self._feed_launches),
+            ("collectives", nccl, self._feed_collectives),
+            ("control", control, self._feed_control),
+        )
+        of_jobs = {kind: whose.split(events) for kind, events, _ in kinds}
+        with_rank = {kind: np.zeros(len(events), bool) for kind, events, _ in kinds}
         self._steps.begin_turn(now)
-        marks_of = {pid: marks[places] for pid, places in _by_pid(marks)}
-        members_of: dict[int, dict[int, Member]] = {}
-        for pid, (job, member) in self._session.roster.by_pid.items():
-            members_of.setdefault(id(job), {})[pid] = member
-        for job in self._session.roster.jobs:
-            members = members_of.get(id(job), {})
+        marks_of = {pid: marks[places] for pid, places in by_pid(marks)}
+        for job in self._shares.in_turns(self._session.roster.jobs):
+            members = whose.members.get(id(job), {})
             if not members and (not final or job.finished):
                 continue
-            pids = np.array(sorted(members), np.uint32)
-            ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
             with self._session.bulkheads.job(job), self._shares.working(job) as working:
-                for kind, events, fed, feed in (
-                    ("launches", cuda, with_rank[0], self._feed_launches),
-                    ("collectives", nccl, with_rank[1], self._feed_collectives),
-                    ("control", control, with_rank[2], self._feed_control),
-                ):
+                for kind, events, feed in kinds:
+                    if id(job) not in of_jobs[kind]:
+                        continue
+                    places, ranks = of_jobs[kind][id(job)]
                     with working.on(kind):
-                        of_job = feed(job, members, events, pids, ranks)
-                    fed |= of_job
-                    working.calls[kind] = int(of_job.sum())
+                        feed(job, members, events[places], ranks)
+                    with_rank[kind][places] = True
+                    working.calls[kind] = len(places)
                 with working.on("marks"):
                     working.calls["marks"] = self._feed_marks(job, members, marks_of)
-                self._steps.store(job, now, self.drained_ns, final=final)
+                if final or self._shares.may_store(job):
+                    self._steps.store(job, now, self.drained_ns, final=final)
         self._probing.find_pulses(self.drained_ns)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._session.roster.by_pid))))
-        for events, has_rank in zip((cuda, nccl, control), with_rank, strict=True):
-            if not has_rank.all():
+        for kind, events, _ in kinds:
+            if not with_rank[kind].all():
                 ones = np.ones(len(events), np.int64)
-                self._session.count_losses("records_without_rank", events["pid"], ones, ~has_rank)
+                self._session.count_losses("records_without_rank", events["pid"], ones, ~with_rank[kind])
         return launched
 
     def _before_the_end(self, events: NDArray[np.void]) -> NDArray[np.void]:
@@ -228,29 +241,9 @@ class CallSide(Side):
         self._calls_after_end += int(np.sum(~before))
         return events[before]
 
-    @staticmethod
-    def _select(
-        events: NDArray[np.void], pids: NDArray[np.uint32], ranks: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
-        """Which events are of these processes, and the ranks of those that are."""
-        if not len(pids) or not len(events):
-            return np.zeros(len(events), bool), np.empty(0, np.uint32)
-        place = np.minimum(np.searchsorted(pids, events["pid"]), len(pids) - 1)
-        chosen = pids[place] == events["pid"]
-        return chosen, ranks[place[chosen]]
-
     def _feed_launches(
-        self,
-        job: Job,
-        members: dict[int, Member],
-        cuda: NDArray[np.void],
-        pids: NDArray[np.uint32],
-        ranks: NDArray[np.uint32],
-    ) -> NDArray[np.bool_]:
-        of_job, rank = self._select(cuda, pids, ranks)
-        if not of_job.any():
-            return of_job
-        events = cuda[of_job]
+        self, job: Job, members: dict[int, Member], events: NDArray[np.void], rank: NDArray[np.uint32]
+    ) -> None:
         table = launches.to_table(events, self._session.origin(job), rank, self._names)
         self._session.writer.append("launches", table)
         kernels = table["kernel"].combine_chunks()
@@ -264,7 +257,7 @@ class CallSide(Side):
         self._probing.count("launches", events["ts_ns"][launching])
         outside = launching & ((events["flags"] & records.FLAG_IN_NCCL) == 0)
         waiting = event_kinds.is_sync(events)
-        for pid, places in _by_pid(events):
+        for pid, places in by_pid(events):
             member, own = members[pid], events[places]
             member.launches += int(np.sum(launching[places]))
             if member.helper:
@@ -280,27 +273,17 @@ class CallSide(Side):
                 before = job.syncs.get(member.rank)
                 joined = pair if before is None else np.concatenate([before, pair])
                 job.syncs[member.rank] = joined[-KEEP_COLLECTIVES:]
-        return of_job
 
     def _feed_collectives(
-        self,
-        job: Job,
-        members: dict[int, Member],
-        nccl: NDArray[np.void],
-        pids: NDArray[np.uint32],
-        ranks: NDArray[np.uint32],
-    ) -> NDArray[np.bool_]:
-        of_job, rank = self._select(nccl, pids, ranks)
-        if not of_job.any():
-            return of_job
-        events = nccl[of_job]
+        self, job: Job, members: dict[int, Member], events: NDArray[np.void], rank: NDArray[np.uint32]
+    ) -> None:
         in_windows = events["ts_ns"] >= self._probing.until_ns("collectives")
         if in_windows.any():
             # Calls of a communicator are numbered as they are seen: those numbers mean nothing now.
             self._count_collectives(job, members, events[in_windows])
             events, rank = events[~in_windows], rank[~in_windows]
             if not len(events):
-                return of_job
+                return
         self._session.writer.append(
             "collectives",
             collectives.to_table(events, self._session.origin(job), rank),
@@ -315,7 +298,7 @@ class CallSide(Side):
             self.collective_bytes[op] += int(np.sum(nbytes[chosen]))
         together = event_kinds.is_collective(events)
         of_nccl = event_kinds.of_nccl(events)
-        for pid, places in _by_pid(events):
+        for pid, places in by_pid(events):
             member, own = members[pid], events[places]
             member.collectives += int(np.sum(together[places]))
             if member.helper:
@@ -339,7 +322,6 @@ class CallSide(Side):
                 job.handles |= {(rank_of, comm) for rank_of, comm in handles if comm not in later}
                 job.groups_due = min(job.groups_due, time.monotonic() + INTERVAL_S)
         job.make_room()
-        return of_job
 
     def _count_collectives(self, job: Job, members: dict[int, Member], events: NDArray[np.void]) -> None:
         """Counts collectives that are seen in windows. Their rows would have numbers that mean nothing."""
@@ -351,24 +333,15 @@ class CallSide(Side):
             if not op.startswith("Group"):
                 self.collective_calls[op] += int(np.sum(events["call"] == code))
                 self.collective_bytes[op] += int(np.sum(nbytes[events["call"] == code]))
-        for pid, member in members.items():
-            of_rank = (events["pid"] == pid) & together
-            member.collectives += int(np.sum(of_rank))
-            if not member.helper and of_rank.any():
+        for pid, places in by_pid(events):
+            member, of_rank = members[pid], places[together[places]]
+            member.collectives += len(of_rank)
+            if not member.helper and len(of_rank):
                 self._probing.feed(job, member.rank, events[of_rank])
 
     def _feed_control(
-        self,
-        job: Job,
-        members: dict[int, Member],
-        control: NDArray[np.void],
-        pids: NDArray[np.uint32],
-        ranks: NDArray[np.uint32],
-    ) -> NDArray[np.bool_]:
-        of_job, rank = self._select(control, pids, ranks)
-        if not of_job.any():
-            return of_job
-        events = control[of_job]
+        self, job: Job, members: dict[int, Member], events: NDArray[np.void], rank: NDArray[np.uint32]
+    ) -> None:
         self._session.writer.append(
             "communicator_calls",
             collectives.communicator_calls(events, self._session.origin(job), rank),
@@ -377,7 +350,6 @@ class CallSide(Side):
         job.keep_control(rank[order], events[order])
         job.make_room()
         job.groups_due = 0.0
-        return of_job
 
     def _feed_marks(self, job: Job, members: dict[int, Member], marks: Mapping[int, NDArray[np.void]]) -> int:
         """``marks``: by PID. Returns how many were of the job's."""
@@ -450,12 +422,3 @@ class CallSide(Side):
         if without_rank := self._session.losses.totals["records_without_rank"]:
             counters["records_without_rank"] = (without_rank, True)
         return counters
-
-
-def _by_pid(events: NDArray[np.void]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """The places of each process's events, in their order: what each costs does not grow with the others'."""
-    if not len(events):
-        return
-    order = np.argsort(events["pid"], kind="stable")
-    pids, starts = np.unique(events["pid"][order], return_index=True)
-    yield from zip(pids.tolist(), np.split(order, starts[1:]), strict=True)

@@ -31,6 +31,7 @@ from argus.live.job import Job, Member
 from argus.live.roster import YOUNG_S
 from argus.live.session import Session
 from argus.live.side import Counters, Side
+from argus.live.sides.by_job import ByProcess
 from argus.live.sides.kernel_rows import KernelSide
 from argus.model import records
 from argus.model.losses import UNKNOWN, Losses, Owner, Whom
@@ -266,10 +267,10 @@ class GpuSide(Side):
         self._products = products
 
     def _feed_products(self) -> None:
-        products, self._products = self._products, self._products[:0]
+        products, self._products = ByProcess(self._products), self._products[:0]
         for process in self._processes if len(products) else ():
             if process.was_on and process.member is not None and not process.over:
-                process.flops.feed_calls(products[products["pid"] == process.target.pid])
+                process.flops.feed_calls(products.of(process.target.pid))
 
     @property
     def collects(self) -> bool:
@@ -339,24 +340,24 @@ class GpuSide(Side):
             now_ns: The same in nanoseconds.
             final: Nothing more will come.
         """
+        launches = ByProcess(cuda)
         for process in self._processes:
             if not process.over:
                 with self._guard(process), self._turns.spending(process.owner):
-                    self._work_on(process, cuda, now, now_ns, final=final)
+                    self._work_on(process, launches, now, now_ns, final=final)
         for process, most in over_room(self._processes):
             with self._guard(process), self._turns.spending(process.owner):
                 self._rows.keep(process, most)
         self._processes = [each for each in self._processes if not each.over or each.member is not None]
 
-    def _work_on(self, process: GpuProcess, cuda: NDArray[np.void], now: float, now_ns: int, *, final: bool) -> None:
+    def _work_on(self, process: GpuProcess, launches: ByProcess, now: float, now_ns: int, *, final: bool) -> None:
         program = process.program
         if program is not None and process.member is not None:
             gone = program.collector.stopped
             if not (process.may_have or gone or final):
                 self._write_state(process)
                 return
-            launches = cuda[cuda["pid"] == process.target.pid]
-            in_order = launches[np.argsort(launches["ts_ns"], kind="stable")]
+            in_order = launches.by_time(process.target.pid)
             self._rows.write_fetched(process, program, in_order, now_ns)
             if gone or final:
                 self._rows.write_ready(process, program, program.correlator.flush())

@@ -314,6 +314,22 @@ class _Rank:
     def main(self) -> _Thread | None:
         return max(self.threads.values(), key=lambda thread: thread.seen, default=None)
 
+    def drop_ends(self) -> int:
+        """Forgets those that are to be numbered; returns how many they were."""
+        number = len(self.ends)
+        self.ends.clear()
+        return number
+
+    def drop_kept(self) -> int:
+        """Forgets what its threads keep until it is known what is a step; returns how many of them are ends."""
+        main = self.main()
+        number = len(main.ends) if main is not None else 0
+        for thread in self.threads.values():
+            thread.ends.clear()
+            for ranges in thread.ranges.values():
+                ranges.begins.clear()
+        return number
+
     def ranges(self) -> dict[int, _Ranges]:
         """Those that may be steps, by name: those of the first thread that has no less than half of the most. (One that
         fetches batches is some batches ahead.)"""
@@ -647,10 +663,14 @@ class MarkedSteps:
             self._collect(state, until_ns, final)
         self._newest = self._newest_of_oldest(states, MOST_LAST if final else MOST_ENDS)
         rows = self._number_all(states, final)
-        for state in states if final else ():
-            self.counters["step_ends_dropped"] += len(state.ends)
-            state.ends.clear()
+        if final:
+            self.counters["step_ends_dropped"] += sum(state.drop_ends() for state in states)
         return np.array(sorted(rows, key=lambda row: row[:2]), ITERATION)
+
+    def drop_ends(self) -> None:
+        """Forgets all ends that have no number yet (``step_ends_dropped``)."""
+        for state in self._ranks.values():
+            self.counters["step_ends_dropped"] += state.drop_ends() + state.drop_kept()
 
     @staticmethod
     def _newest_of_oldest(states: list[_Rank], most: int) -> int:

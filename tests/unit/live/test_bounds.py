@@ -153,14 +153,13 @@ def test_kernels_that_the_view_counts_are_bounded(monkeypatch: pytest.MonkeyPatc
     side._probing = SimpleNamespace(count=lambda *_: None)
     called = np.zeros(1, records.LAUNCH)
     called["pid"], called["call"] = 7, BY_SYMBOL["cuLaunchKernel"].id
-    pids, ranks = np.array([7], np.uint32), np.array([0], np.uint32)
     for turn in range(30):
         names = [f"kernel {turn} {number}" for number in range(1000)]
         words = pa.DictionaryArray.from_arrays(np.arange(1000, dtype=np.int32), names)
         table = pa.table({"kernel": pa.chunked_array([words])})
         monkeypatch.setattr(live_calls.launches, "to_table", lambda *_, table=table: table)
         members: Any = {7: SimpleNamespace(helper=True, launches=0)}
-        side._feed_launches(Job("j", 1), members, called, pids, ranks)
+        side._feed_launches(Job("j", 1), members, called, np.zeros(1, np.uint32))
     assert len(side.kernel_launches) <= 2 * KEPT_NAMES
 
 

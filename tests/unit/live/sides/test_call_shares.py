@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +134,55 @@ def test_what_is_kept_is_of_owners_that_are_there(monkeypatch: pytest.MonkeyPatc
     traced.session.roster.jobs = list(traced.jobs.values())[:2]
     traced.turn({1: 5})
     assert set(traced.shares._call_s) <= {(1, ""), (2, "")}
+
+
+class Storing(Traced):
+    """Jobs of owner 1, of which each turn stores steps at a price, beside a cheap one of owner 2."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, jobs: int, store_s: float) -> None:
+        super().__init__(monkeypatch, {1: 1e-6, 2: 1e-6})
+        self.store_s = store_s
+        self.session.roster.jobs = [Job(f"many {k}", 1, owner=(1, "")) for k in range(jobs)] + [self.jobs[2]]
+
+    def stored(self) -> list[str]:
+        """Whose steps are stored in a turn."""
+        self.now_s += TURN_S
+        self.shares.begin_turn(self.now_s)
+        done = []
+        for job in self.shares.in_turns(self.session.roster.jobs):
+            with self.shares.working(job):
+                if self.shares.may_store(job):
+                    done.append(job.name)
+                    self.cpu_s += self.store_s if job.owner[0] == 1 else 0.01
+        return done
+
+
+def test_steps_of_an_owner_s_jobs_are_stored_for_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred jobs may have thousands of steps each, which become known at once."""
+    storing = Storing(monkeypatch, 100, 0.2)
+    turns = [storing.stored() for _ in range(400)]
+    assert all("job 2" in done for done in turns[1:]), "another's are"
+    assert len(turns[0]) <= SAVED_S / 0.2 + 3
+    many = [name for done in turns for name in done if name != "job 2"]
+    assert 0.2 * len(many) <= OF_LOOP * 400 * TURN_S + SAVED_S + 0.2
+    assert max(map(len, turns[1:])) <= 3
+
+
+def test_jobs_whose_steps_were_put_off_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    storing = Storing(monkeypatch, 100, 0.05)
+    counted = Counter(name for _ in range(1000) for name in storing.stored())
+    del counted["job 2"]
+    assert len(counted) == 100
+    assert max(counted.values()) <= min(counted.values()) + 2
+    storing.session.roster.jobs = storing.session.roster.jobs[-1:]
+    storing.stored()
+    assert not storing.shares._put_off
+
+
+def test_of_who_is_alone_all_steps_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    storing = Storing(monkeypatch, 100, 0.2)
+    storing.session.roster.jobs.pop()
+    assert [len(storing.stored()) for _ in range(5)] == [100] * 5
 
 
 def test_losses_of_several_processes_are_each_counted() -> None:

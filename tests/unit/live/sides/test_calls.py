@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from argus.live import job as job_module
 from argus.live.job import KEPT_COMMUNICATORS, MOST_ASKED, Job, Member
+from argus.live.sides import call_shares
+from argus.live.sides.by_job import ByJob
 from argus.live.sides.calls import CallSide
 from argus.model.calls import BY_SYMBOL, CALLS, Layer
 from argus.model.groups import Membership, Place
@@ -41,14 +43,17 @@ class Side:
             self.session.roster.by_pid[pid] = job, self.members[pid]
         probing: Any = SimpleNamespace(until_ns=lambda _: 1 << 62, feed=lambda *_: None)
         self.calls = CallSide(self.session, SimpleNamespace(), probing, *[SimpleNamespace()] * 2)  # type: ignore[arg-type]
-        self.pids = np.array(sorted(ranks), np.uint32)
-        self.ranks = np.array([ranks[pid] for pid in sorted(ranks)], np.uint32)
+
+    def _of_job(self, events: tuple[NDArray[np.void], ...]) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
+        joined = np.concatenate(events)
+        places, ranks = ByJob(self.session.roster.by_pid).split(joined)[id(self.job)]
+        return joined[places], ranks
 
     def control(self, *events: NDArray[np.void]) -> None:
-        self.calls._feed_control(self.job, self.members, np.concatenate(events), self.pids, self.ranks)
+        self.calls._feed_control(self.job, self.members, *self._of_job(events))
 
     def collectives(self, *events: NDArray[np.void]) -> None:
-        self.calls._feed_collectives(self.job, self.members, np.concatenate(events), self.pids, self.ranks)
+        self.calls._feed_collectives(self.job, self.members, *self._of_job(events))
 
 
 def about(pid: int, calls: Any, handles: Any, ts_ns: Any) -> NDArray[np.void]:
@@ -447,3 +452,60 @@ def test_groups_of_a_rank_are_gone_through_once_a_turn(monkeypatch: pytest.Monke
         side.collectives(of_group(1 + 50 * turn + np.arange(50), turn))
     assert groups.times == 4
     assert len(groups) == 200
+
+
+# ---- many jobs of an owner
+
+
+class Ending:
+    """Jobs of owner 1000 that are over, beside one of owner 1001; what it takes to store their last steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, took_s: float, *, alone: bool = False) -> None:
+        self.cpu_s, self.took_s = 0.0, took_s
+        self.jobs = [Job(f"over {k}", 1, owner=(1000, "")) for k in range(number)]
+        for job in self.jobs:
+            job.over_since = 100.0
+        self.other = Job("other", 1, owner=(1001, ""))
+        jobs = self.jobs if alone else [*self.jobs, self.other]
+        self.session: Any = a_session(SimpleNamespace(append=lambda *_: None), jobs=jobs)
+        gpu: Any = SimpleNamespace(collects=False)
+        self.calls = CallSide(self.session, gpu, *[SimpleNamespace()] * 3)  # type: ignore[arg-type]
+        self.stored: list[str] = []
+        monkeypatch.setattr(self.calls._steps, "store", self._store)
+        monkeypatch.setattr(call_shares, "time", SimpleNamespace(thread_time=lambda: self.cpu_s))
+
+    def _store(self, job: Job, *_: Any, final: bool) -> None:
+        assert final
+        self.cpu_s += self.took_s
+        self.stored.append(job.name)
+
+    def turn(self, now_s: float) -> float:
+        before_s = self.cpu_s
+        self.calls.work(now_s)
+        return self.cpu_s - before_s
+
+    def left_out(self) -> list[int]:
+        return [self.session.losses.of(job).get("last_steps_over_share", 0) for job in self.jobs]
+
+
+def test_jobs_that_end_together_take_their_owner_s_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have tens of thousands of ends of steps that wait."""
+    ending = Ending(monkeypatch, 40, 0.8)
+    took = [ending.turn(100.0 + 0.25 * turn) for turn in range(3, 40)]
+    assert max(took) <= 2 * 0.8
+    assert sum(took) <= call_shares.OF_LOOP * 10 + 2 * 0.8
+    assert len(ending.stored) == len(set(ending.stored)) == sum(job.finished for job in ending.jobs) >= 5
+    assert ending.left_out() == [0] * 40
+    # For those that it has no time for until then, it will have none.
+    for turn in range(40, 60):
+        ending.turn(100.0 + 0.25 * turn)
+    assert all(job.finished for job in ending.jobs)
+    assert sum(ending.left_out()) == 40 - len(ending.stored)
+    assert not any(ending.session.losses.of(ending.other).values())
+
+
+def test_jobs_of_who_is_alone_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Ending(monkeypatch, 40, 0.8, alone=True)
+    ending.turn(101.0)
+    assert len(ending.stored) == 40
+    assert ending.left_out() == [0] * 40

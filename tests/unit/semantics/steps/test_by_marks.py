@@ -910,6 +910,20 @@ def test_a_job_s_last_ends_are_numbered_up_to_a_bound_and_the_others_counted(mon
         assert not any(state.ends for state in steps._ranks.values())
 
 
+def test_all_ends_that_wait_may_be_dropped_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 100)
+    ((steps, found),) = turns_of(10, 350, 1)
+    steps.drop_ends()
+    # The newest end is known by the next backward pass; the first begins a step.
+    assert steps.counters["step_ends_dropped"] == sum(348 - each for each in found)
+    assert not len(steps.advance(1 << 60, final=True)) - 10
+    unknown = MarkedSteps()
+    job = play(1, 30, "fwd bwd opt", groups={})
+    unknown.feed_marks(0, job.ranks[0].marks)
+    unknown.drop_ends()
+    assert unknown.counters["step_ends_dropped"] == 29
+
+
 def test_ends_that_wait_are_bounded_and_those_beyond_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_marks, "MOST_ENDS", 5)
     monkeypatch.setattr(by_marks, "PENDING", 5)
