@@ -199,6 +199,8 @@ class Job:
     """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
     covered_at: float = 0.0
     """When its coverage was stored last, ``time.monotonic()``."""
+    finishing: bool = False
+    """Whether some of its last steps were stored."""
     finished: bool = False
     """Whether its last steps were stored: it is over, and nothing more is expected."""
 
@@ -409,6 +411,7 @@ class Job:
                 pulses=handed.pulses,
                 collectives=handed.collectives,
             )
+        self.marked.drop_ends()
 
     def _feed_pulses(self) -> None:
         """Begins of backward passes, of the thread that trains."""

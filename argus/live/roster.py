@@ -441,7 +441,7 @@ class Roster:
             job, rank = self._place(target)
         member = Member(target, rank, source)
         job.members[pid] = member
-        job.over_since, job.finished = 0.0, False
+        job.over_since, job.finishing, job.finished = 0.0, False, False
         self.by_pid[pid] = (job, member)
         self._names.remember(pid)
         return job, member

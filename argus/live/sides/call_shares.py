@@ -15,10 +15,15 @@ from argus.live.job import Job
 from argus.live.session import Session
 from argus.model.losses import UNKNOWN, Owner
 
-OF_LOOP, SAVED_S = 0.5, 1.0
-"""Share of the loop's time for the calls of several owners, and what an owner that made few has saved. No turn is
-charged for more than that: it would leave an owner without calls for long."""
-CALL_S = {"launches": 5e-7, "collectives": 4e-6, "marks": 4e-6}
+OF_LOOP, SAVED_S = 0.5, 0.5
+"""Share of the loop's time for the calls of several owners, and what an owner that made few has saved."""
+CHARGED_S = 1.0
+"""No turn is charged for more: it would leave an owner without calls for long."""
+CONTROL = "control"
+"""What is about communicators. Of a job that loses some of it calls are not lined up any more: it may be worked on for
+``CONTROL_S`` more than there is, and is left out last."""
+CONTROL_S = 0.5
+CALL_S = {"launches": 5e-7, "collectives": 4e-6, "marks": 4e-6, CONTROL: 3e-6}
 """What a record is believed to cost at least: a few times what those of most jobs do, since a job may change."""
 LEARNED = 0.2
 """How much of what was believed a turn replaces."""
@@ -32,6 +37,12 @@ class Working:
     def __init__(self) -> None:
         self.calls: Tally[str] = Tally()
         self.took_s: dict[str, float] = {}
+        self._begun_s = time.thread_time()
+
+    @property
+    def spent_s(self) -> float:
+        """How long it has taken so far."""
+        return time.thread_time() - self._begun_s
 
     @contextmanager
     def on(self, kind: str) -> Iterator[None]:
@@ -54,6 +65,8 @@ class CallShares:
         self._call_s: dict[Owner, dict[str, float]] = {}
         self._seen: dict[tuple[Owner, str], tuple[int, float]] = {}
         """Of this turn: calls, and how long they took."""
+        self._short: set[tuple[Owner, str]] = set()
+        """Of this turn: of whom calls were left out, and of what."""
         self._put_off: dict[int, None] = {}
         """``id`` of jobs whose steps were put off, who has waited for longest first."""
 
@@ -66,9 +79,12 @@ class CallShares:
             believed_s = self._call_s[owner] = before.get(owner) or dict(CALL_S)
             for kind, least_s in CALL_S.items():
                 number, took_s = self._seen.get((owner, kind), (0, 0.0))
+                if number < LEAST_CALLS and (owner, kind) in self._short:
+                    continue  # what was left out is as dear as it was
                 seen_s = took_s / number if number >= LEAST_CALLS else least_s
                 believed_s[kind] = max((1 - LEARNED) * believed_s[kind] + LEARNED * seen_s, least_s)
         self._seen.clear()
+        self._short.clear()
 
     def within(self, kinds: Mapping[str, NDArray[np.void]]) -> dict[str, NDArray[np.void]]:
         """The records that there is time for: of an owner that has too many, those called first. Others are counted.
@@ -84,30 +100,52 @@ class CallShares:
         number_of = {owner: number for number, owner in enumerate(owners)}
         pids = np.array(sorted(by_pid), np.int64)
         whose = np.array([number_of[by_pid[pid][0].owner] for pid in pids.tolist()])
+        left_s = np.array([self._turns.left_s(owner) for owner in owners])
         of: dict[str, NDArray[np.int64]] = {}
-        expected_s = np.zeros(len(owners))
+        expected_s = {}
         for name, events in kept.items():
             place = np.minimum(np.searchsorted(pids, events["pid"]), len(pids) - 1)
             of[name] = np.where(pids[place] == events["pid"], whose[place], len(owners))
             counts = np.bincount(of[name], minlength=len(owners))[: len(owners)]
-            expected_s += counts * np.array([self._believed_s(owner)[name] for owner in owners])
-        for number, owner in enumerate(owners):
-            left_s = self._turns.left_s(owner)
-            if expected_s[number] > left_s:
-                self._cut(kept, of, number, max(left_s, 0.0) / expected_s[number])
+            expected_s[name] = counts * np.array([self._believed_s(owner)[name] for owner in owners])
+        if CONTROL in kept:
+            self._cut(kept, of, [CONTROL], expected_s[CONTROL], left_s + CONTROL_S, owners)
+            left_s -= np.minimum(expected_s[CONTROL], np.maximum(left_s + CONTROL_S, 0.0))
+        others = [name for name in kept if name != CONTROL]
+        self._cut(kept, of, others, np.sum([expected_s[name] for name in others], axis=0), left_s, owners)
         return kept
 
     def _believed_s(self, owner: Owner) -> dict[str, float]:
         return self._call_s.get(owner, CALL_S)
 
     def _cut(
-        self, kept: dict[str, NDArray[np.void]], of: dict[str, NDArray[np.int64]], number: int, part: float
+        self,
+        kept: dict[str, NDArray[np.void]],
+        of: dict[str, NDArray[np.int64]],
+        names: list[str],
+        expected_s: NDArray[np.float64],
+        left_s: NDArray[np.float64],
+        owners: list[Owner],
     ) -> None:
-        """Leaves out what an owner called after a part of its calls."""
-        called = np.sort(np.concatenate([events["ts_ns"][of[name] == number] for name, events in kept.items()]))
-        until = called[min(int(part * len(called)), len(called) - 1)]
-        for name, events in kept.items():
-            left_out = (of[name] == number) & (events["ts_ns"] >= until)
+        """Leaves out what owners called after a part of their calls, where there is no time for all of them: in one
+        pass, however many owners these are."""
+        short = np.flatnonzero(expected_s > np.maximum(left_s, 0.0))
+        if not len(short):
+            return
+        until = np.full(len(expected_s) + 1, np.iinfo(np.uint64).max, np.uint64)
+        is_short = np.isin(np.arange(len(until)), short)
+        whose = np.concatenate([of[name][is_short[of[name]]] for name in names])
+        called = np.concatenate([kept[name]["ts_ns"][is_short[of[name]]] for name in names])
+        called = called[np.lexsort((called, whose))]
+        begin = np.concatenate([[0], np.cumsum(np.bincount(whose, minlength=len(until)))])
+        for number in short.tolist():
+            there = int(begin[number + 1] - begin[number])
+            part = max(left_s[number], 0.0) / expected_s[number]
+            self._short |= {(owners[number], name) for name in names}
+            until[number] = called[begin[number] + min(int(part * there), there - 1)]
+        for name in names:
+            events = kept[name]
+            left_out = events["ts_ns"] >= until[of[name]]
             self._session.count_losses("calls_over_share", events["pid"], np.ones(len(events), np.int64), left_out)
             kept[name], of[name] = events[~left_out], of[name][~left_out]
 
@@ -121,9 +159,9 @@ class CallShares:
         """Whether there is time for a job."""
         return self._turns.may(job.owner)
 
-    def may_store(self, job: Job) -> bool:
+    def may_store(self, job: Job, working: Working) -> bool:
         """Whether a job's steps may be numbered and stored in this turn; else they are put off to one of the next."""
-        if self.may(job):
+        if self._turns.left_s(job.owner) > working.spent_s:
             self._put_off.pop(id(job), None)
             return True
         self._put_off.setdefault(id(job))
@@ -132,11 +170,11 @@ class CallShares:
     @contextmanager
     def working(self, job: Job) -> Iterator[Working]:
         """Within, a job's calls are worked on, and what comes of them."""
-        working, begun_s = Working(), time.thread_time()
+        working = Working()
         try:
             yield working
         finally:
-            self._turns.spend(job.owner, min(time.thread_time() - begun_s, SAVED_S))
+            self._turns.spend(job.owner, min(working.spent_s, CHARGED_S))
             for kind, took_s in working.took_s.items():
                 number, before_s = self._seen.get((job.owner, kind), (0, 0.0))
                 self._seen[job.owner, kind] = number + working.calls[kind], before_s + took_s

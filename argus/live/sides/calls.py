@@ -19,7 +19,7 @@ from argus.live.session_rows import OVER_S, SessionRows
 from argus.live.side import Counters, Side
 from argus.live.sides.alignment import INTERVAL_S
 from argus.live.sides.by_job import ByJob, by_pid
-from argus.live.sides.call_shares import CallShares
+from argus.live.sides.call_shares import CONTROL, CallShares
 from argus.live.sides.draining import CallRings, join_records
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.probing import ProbingSide
@@ -165,18 +165,22 @@ class CallSide(Side):
                 self._gpu.feed_products(self._taken("math", records.MATH))
 
     def _finish(self, job: Job, now: float) -> None:
-        """Stores the last steps of a job that is over, once its owner has time for that. If it has none for long, they
-        are left out."""
+        """Stores the last steps of a job that is over, in turns in which its owner has time for that. If it has none
+        for long, they are left out."""
         if job.finished:
             return
-        if not self._shares.may(job):
-            if now - job.over_since < OVER_S:
-                return
-            self._session.losses.count("last_steps_over_share", Whom(job))
-            job.marked.drop_ends()
-        else:
+        if self._shares.may(job):
             with self._session.bulkheads.job(job), self._shares.working(job):
                 self._steps.store(job, now, self.drained_ns, final=True)
+                if job.marked.waiting:
+                    return
+            job.finish()
+        elif now - job.over_since > OVER_S:
+            self._leave_out(job)
+
+    def _leave_out(self, job: Job) -> None:
+        self._session.losses.count("last_steps_over_share", Whom(job))
+        job.marked.drop_ends()
         job.finish()
 
     def _work(self, now: float, *, final: bool) -> NDArray[np.void]:
@@ -191,8 +195,8 @@ class CallSide(Side):
         callers |= self._gpu.callers()
         callers |= set(np.unique(marks["pid"][_TRAINS[marks["call"]]]).tolist())
         if not final:
-            kept = self._shares.within({"launches": cuda, "collectives": nccl, "marks": marks})
-            cuda, nccl, marks = kept["launches"], kept["collectives"], kept["marks"]
+            kept = self._shares.within({"launches": cuda, "collectives": nccl, "marks": marks, CONTROL: control})
+            cuda, nccl, marks, control = kept["launches"], kept["collectives"], kept["marks"], kept[CONTROL]
         launched = cuda
         if self._session.end_ns is not None:
             cuda, nccl, marks = (self._before_the_end(events) for events in (cuda, nccl, marks))
@@ -204,7 +208,7 @@ class CallSide(Side):
         kinds = (
             ("launches", cuda, self._feed_launches),
             ("collectives", nccl, self._feed_collectives),
-            ("control", control, self._feed_control),
+            (CONTROL, control, self._feed_control),
         )
         of_jobs = {kind: whose.split(events) for kind, events, _ in kinds}
         with_rank = {kind: np.zeros(len(events), bool) for kind, events, _ in kinds}
@@ -225,8 +229,10 @@ class CallSide(Side):
                     working.calls[kind] = len(places)
                 with working.on("marks"):
                     working.calls["marks"] = self._feed_marks(job, members, marks_of)
-                if final or self._shares.may_store(job):
-                    self._steps.store(job, now, self.drained_ns, final=final)
+                if final:
+                    self._steps.store_last(job, now, self.drained_ns)
+                elif self._shares.may_store(job, working):
+                    self._steps.store(job, now, self.drained_ns, final=False)
         self._probing.find_pulses(self.drained_ns)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._session.roster.by_pid))))
         for kind, events, _ in kinds:
@@ -377,6 +383,8 @@ class CallSide(Side):
     def forget(self, job: Job) -> None:
         """Stores the last steps of a job that is over, if that was not done yet."""
         self._finish(job, time.monotonic())
+        if not job.finished:
+            self._leave_out(job)
 
     def forget_processes(self, pids: list[int]) -> None:
         """Drops what is kept of processes that have ended."""

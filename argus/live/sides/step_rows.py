@@ -20,6 +20,10 @@ SETTLE_NS = 10_000_000
 """Records of calls so long before the rings were read are in them: a probe writes within microseconds, unless it is
 preempted."""
 
+LAST_TIMES = 8
+"""How often steps are numbered when a trace ends: what 16 ranks keep of ends that wait for what is a step to be
+known."""
+
 
 class StepRows:
     """Stores the steps of jobs.
@@ -49,12 +53,14 @@ class StepRows:
             job: The job.
             now: ``time.monotonic()``.
             drained_ns: What was called before this has been fed, CLOCK_MONOTONIC.
-            final: Nothing more will come.
+            final: Nothing more will come. Call it until there is nothing left (``job.marked.waiting``).
         """
-        found = self._aligner.run(job, now, final=final)
-        if found is not None:
-            with self._aligner.using(job):
-                self._align(job, found)
+        if not job.finishing:
+            found = self._aligner.run(job, now, final=final)
+            if found is not None:
+                with self._aligner.using(job):
+                    self._align(job, found)
+        job.finishing = final
         steps = job.steps(drained_ns - SETTLE_NS, final=final)
         if not len(steps):
             return
@@ -92,6 +98,14 @@ class StepRows:
                 "confidence": steps["confidence"].copy(),
             },
         )
+
+    def store_last(self, job: Job, now: float, drained_ns: int) -> None:
+        """The same at the end, up to a bound; what is left then is dropped (``step_ends_dropped``)."""
+        for _ in range(LAST_TIMES):
+            self.store(job, now, drained_ns, final=True)
+            if not job.marked.waiting:
+                return
+        job.marked.drop_ends()
 
     def _store_phases(self, job: Job, all_steps: NDArray[np.void]) -> NDArray[np.void]:
         """Stores where the time of these steps went. Returns them with the boundaries that marks set."""

@@ -48,12 +48,9 @@ MOST_BACKWARDS = 1024
 KEPT_ENDS = 4096
 """Ends kept of a thread until it is known what is a step: hours of usual steps. And of a rank, of those that are to be
 numbered."""
-MOST_ENDS = 16_384
-"""Ends numbered in one ``advance``, a fifth of a second: the oldest of all ranks, so that all get on alike. The others
-wait for the next."""
-MOST_LAST = 65_536
-"""The same at a job's end, less than a second; the others are dropped. It is what 16 ranks keep of ends that wait for
-what is a step to be known."""
+MOST_ENDS = 8192
+"""Ends numbered in one ``advance``, a tenth of a second, and less than half a second with the phases of their steps:
+the oldest of all ranks, so that all get on alike. The others wait for the next."""
 PENDING = 64
 """Ends that wait for communicators to be lined up; beyond, ranks are put together by time."""
 KEPT_CALLS = 65_536
@@ -315,15 +312,10 @@ class _Rank:
         return max(self.threads.values(), key=lambda thread: thread.seen, default=None)
 
     def drop_ends(self) -> int:
-        """Forgets those that are to be numbered; returns how many they were."""
-        number = len(self.ends)
-        self.ends.clear()
-        return number
-
-    def drop_kept(self) -> int:
-        """Forgets what its threads keep until it is known what is a step; returns how many of them are ends."""
+        """Forgets all that are to be numbered, or kept until it is known what is a step; returns how many they were."""
         main = self.main()
-        number = len(main.ends) if main is not None else 0
+        number = len(self.ends) + (len(main.ends) if main is not None else 0)
+        self.ends.clear()
         for thread in self.threads.values():
             thread.ends.clear()
             for ranges in thread.ranges.values():
@@ -407,8 +399,7 @@ class MarkedSteps:
         counters: ``steps_before_first`` (ended before the first one that was numbered), ``steps_repeated`` (at or
             before the number before, merged into the next), ``families_joined_by_time``, ``steps_counted_anew`` (of
             a rank whose calls turned out to be lined up otherwise, reported with numbers that are not the others'),
-            ``step_ends_dropped`` (beyond those that are kept of a rank, so that what lies between is one step; or at
-            the job's end, beyond those that are numbered then).
+            ``step_ends_dropped`` (left at the end, or beyond those kept of a rank: what lies between is one step).
     """
 
     def __init__(self) -> None:
@@ -661,22 +652,23 @@ class MarkedSteps:
         states = [state for _, state in sorted(self._ranks.items())]
         for state in states:
             self._collect(state, until_ns, final)
-        self._newest = self._newest_of_oldest(states, MOST_LAST if final else MOST_ENDS)
-        rows = self._number_all(states, final)
-        if final:
-            self.counters["step_ends_dropped"] += sum(state.drop_ends() for state in states)
-        return np.array(sorted(rows, key=lambda row: row[:2]), ITERATION)
+        self._newest = self._newest_of_oldest(states)
+        return np.array(sorted(self._number_all(states, final), key=lambda row: row[:2]), ITERATION)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ends wait for the next ``advance``."""
+        return any(state.ends for state in self._ranks.values())
 
     def drop_ends(self) -> None:
         """Forgets all ends that have no number yet (``step_ends_dropped``)."""
-        for state in self._ranks.values():
-            self.counters["step_ends_dropped"] += state.drop_ends() + state.drop_kept()
+        self.counters["step_ends_dropped"] += sum(state.drop_ends() for state in self._ranks.values())
 
     @staticmethod
-    def _newest_of_oldest(states: list[_Rank], most: int) -> int:
-        """Up to which time these ranks' ends are numbered at once: that of the newest of the ``most`` oldest. Of very
-        many ranks there are more, so that ranks which wait for others with a few ends do not take up all."""
-        most = max(most, PENDING * len(states))
+    def _newest_of_oldest(states: list[_Rank]) -> int:
+        """Up to which time these ranks' ends are numbered at once: that of the newest of the ``MOST_ENDS`` oldest. Of
+        very many ranks there are more, so that ranks which wait for others with a few ends do not take up all."""
+        most = max(MOST_ENDS, PENDING * len(states))
         if sum(len(state.ends) for state in states) <= most:
             return EVER
         return max(islice(merge(*(state.ends for state in states)), most))[0]

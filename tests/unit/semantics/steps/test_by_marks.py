@@ -889,6 +889,7 @@ def test_ranks_that_wait_with_old_ends_do_not_hold_up_the_others(monkeypatch: py
 @pytest.mark.parametrize("seed", range(20))
 def test_the_oldest_ends_of_all_ranks_are_numbered_first(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(by_marks, "PENDING", 4)
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 20)
     rng = random.Random(seed)
     states = [by_marks._Rank(rank) for rank in range(rng.randrange(1, 9))]
     for state in states:
@@ -896,18 +897,24 @@ def test_the_oldest_ends_of_all_ranks_are_numbered_first(monkeypatch: pytest.Mon
     times = sorted(ts for state in states for ts, _ in state.ends)
     most = max(20, 4 * len(states))
     newest = times[most - 1] if len(times) > most else by_marks.EVER
-    assert MarkedSteps._newest_of_oldest(states, 20) == newest
+    assert MarkedSteps._newest_of_oldest(states) == newest
 
 
-def test_a_job_s_last_ends_are_numbered_up_to_a_bound_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_marks, "MOST_ENDS", 100)
-    for most, left in ((100_000, 0), (2000, 3500 - 640 - 2000)):
-        monkeypatch.setattr(by_marks, "MOST_LAST", most)
-        ((steps, found),) = turns_of(10, 350, 1)
+def test_a_job_s_last_ends_are_numbered_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_marks, "MOST_ENDS", 700)
+    ((steps, found),) = turns_of(10, 350, 1)
+    numbers = [[] for _ in range(10)]
+    times = 0
+    while steps.waiting or not times:
         last = steps.advance(1 << 60, final=True)
-        assert steps.counters["step_ends_dropped"] == left
-        assert np.bincount(last["rank"]).tolist() == [349 - left // 10 - each for each in found]
-        assert not any(state.ends for state in steps._ranks.values())
+        times += 1
+        assert 0 < len(last) <= 701
+        for row in last:
+            numbers[row["rank"]].append(row["step"])
+    assert times == 4
+    assert steps.counters["step_ends_dropped"] == 0
+    assert [len(of_rank) for of_rank in numbers] == [349 - each for each in found]
+    assert all(np.all(np.diff(of_rank) == 1) for of_rank in numbers)
 
 
 def test_all_ends_that_wait_may_be_dropped_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -939,6 +946,8 @@ def test_ends_that_wait_are_bounded_and_those_beyond_counted(monkeypatch: pytest
             assert len(state.ends) <= 100
             assert all(len(thread.ends) <= 100 for thread in state.threads.values())
         rows += len(steps.advance(1 << 60, final=True))
+        while steps.waiting:
+            rows += len(steps.advance(1 << 60, final=True))
         assert steps.counters["step_ends_dropped"] > 0
         assert rows + 1 + steps.counters["step_ends_dropped"] == 1000
 
