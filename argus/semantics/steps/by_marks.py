@@ -319,7 +319,7 @@ class _Rank:
         for thread in self.threads.values():
             thread.ends.clear()
             for ranges in thread.ranges.values():
-                ranges.begins.clear()
+                del ranges.begins[:]
         return number
 
     def ranges(self) -> dict[int, _Ranges]:

@@ -1453,3 +1453,12 @@ def test_a_short_job_is_split_by_its_ranges_at_its_end() -> None:
     short = traced(job, {0, 1})
     assert not len(short.steps(1 << 60, final=False))
     assert steps_of(job, short.steps(1 << 60, final=True)) == [[0, 1, 2]] * 2
+
+
+def test_ranges_that_wait_are_dropped_with_the_ends() -> None:
+    steps = MarkedSteps()
+    marks = np.zeros(10, MARK)
+    marks["what"], marks["ts_ns"], marks["handle"] = What.STEP_BEGIN, 1 + np.arange(10), 7
+    steps.feed_marks(0, marks)
+    steps.drop_ends()
+    assert sum(len(each.begins) for each in steps._ranks[0].ranges().values()) == 0
