@@ -17,7 +17,7 @@ from argus.capture.process.names import LookUps
 from argus.capture.process.nccl import rank_offset, read_place
 from argus.capture.process.pytorch import read_group
 from argus.capture.process.targets import NVTX, TORCH, Target, queued_ns
-from argus.live.display.recent import RecentSteps
+from argus.live.display.recent import LATE_CALLS, RecentSteps
 from argus.model import records
 from argus.model.calls import CALLS, Layer, Shape
 from argus.model.groups import Membership, Place
@@ -28,7 +28,7 @@ from argus.semantics.phases.cpu import PhaseTracker, What
 from argus.semantics.phases.gpu import OF_NCCL, Calls, Transfers
 from argus.semantics.phases.sampled import SampledPhases
 from argus.semantics.steps.by_calls import ITERATION, StepTracker
-from argus.semantics.steps.by_marks import MarkedSteps
+from argus.semantics.steps.by_marks import MarkedSteps, forget_calls, forget_marks
 from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.thinned import ThinnedSteps
 
@@ -303,9 +303,17 @@ class Job:
         return self.marked.advance(until_ns, final=final)
 
     def finish(self) -> None:
-        """Takes note that its last steps were stored, and gives back what they were made from."""
+        """Takes note that its last steps were stored, and gives back what they were made from. If a rank joins later
+        after all, what it calls is lined up with the last calls alone that the view shows."""
         self.finished = True
         self.tracker.forget_calls()
+        forget_calls(self.marked)
+        forget_marks(self.marked)
+        for phases in self.phases.values():
+            phases.forget_marks()
+        self.recent = {rank: calls[-LATE_CALLS:].copy() for rank, calls in self.recent.items()}
+        for kept in (self.syncs, self.control, self._early):
+            kept.clear()
 
     def note_queues(self) -> None:
         """Takes for how long each rank's first thread has waited for a CPU so far. To be called as windows begin and

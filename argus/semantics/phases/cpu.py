@@ -685,6 +685,10 @@ class PhaseTracker:
                 count.clear()
                 count.update(kept)
 
+    def forget_marks(self) -> None:
+        """Gives back the marks that wait for a step: none comes any more."""
+        self._keep(np.empty(0, MARK))
+
     def snap(self, steps: NDArray[np.void]) -> NDArray[np.void]:
         """Moves the boundaries of steps from a collective back to the last optimiser's end before it.
 

@@ -892,3 +892,21 @@ class MarkedSteps:
         gone = bisect_right(state.launched, end)
         if gone > KEPT_BEFORE:
             state.launched = state.launched[gone:]
+
+
+def forget_calls(steps: MarkedSteps) -> None:
+    """Gives back what calls are kept, up to 2.5 MB a rank: nobody asks for them any more, or the ``final`` steps were
+    taken. What is fed later goes on from there."""
+    for state in steps._ranks.values():
+        state.comm = state.seq = state.called = state.nbytes = state.launched = np.empty(0, np.int64)
+        state.comms = _Comms()
+
+
+def forget_marks(steps: MarkedSteps) -> None:
+    """Gives back what is kept of marks until it is known what is a step, and the numbers of calls. To be called after
+    the ``final`` steps were taken: what is fed later goes on from there, as after a loss."""
+    steps._numbers = {}
+    for state in steps._ranks.values():
+        for thread in state.threads.values():
+            thread.ends.clear()
+            thread.keep(())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
+from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.capture.process.targets import TORCH
+from argus.live.display.recent import LATE_CALLS
 from argus.live.job import Job as TracedJob
 from argus.live.job import Member
 from argus.model import records
@@ -1453,6 +1456,78 @@ def test_a_short_job_is_split_by_its_ranges_at_its_end() -> None:
     short = traced(job, {0, 1})
     assert not len(short.steps(1 << 60, final=False))
     assert steps_of(job, short.steps(1 << 60, final=True)) == [[0, 1, 2]] * 2
+
+
+def sizes(held: Any, seen: set[int]) -> int:
+    """Bytes of the arrays and containers that something holds."""
+    if id(held) in seen or isinstance(held, type):
+        return 0
+    seen.add(id(held))
+    if isinstance(held, np.ndarray):
+        return held.nbytes if held.base is None else sizes(held.base, seen)
+    if isinstance(held, dict):
+        return sum(sizes(each, seen) for pair in held.items() for each in pair)
+    if isinstance(held, list | tuple | set | deque):
+        return 8 * len(held) + sum(sizes(each, seen) for each in held)
+    if isinstance(held, array):
+        return held.itemsize * len(held)
+    return sizes(vars(held), seen) if hasattr(held, "__dict__") else 0
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_job_that_is_over_keeps_nothing_of_what_its_steps_were_made_from(final: bool) -> None:
+    job = play(2, 30, DDP)
+    over = traced(job, {0, 1})
+    for rank, seen in enumerate(job.ranks):
+        over.recent[rank] = np.tile(seen.calls, 100)
+        over.syncs[rank] = np.zeros((4096, 2), np.int64)
+        over.keep_control(rank, np.zeros(100, records.CONTROL))
+        launches = np.zeros(100_000, records.LAUNCH)
+        launches["ts_ns"] = np.linspace(4999 * MS, 5310 * MS, len(launches)).astype(np.uint64)
+        over.tracker.feed(rank, launches, np.empty(0, records.COLLECTIVE))
+        over.marked.feed_calls(rank, launches["ts_ns"], np.tile(seen.calls, 1000))
+        waiting = np.zeros(10_000, MARK)
+        waiting["ts_ns"], waiting["what"] = 1 << 50, What.STEP_BEGIN
+        waiting["handle"] = np.arange(len(waiting)) % 50
+        over.marked.feed_marks(rank, waiting)
+        over.phases[rank].feed(np.zeros(40_000, MARK))
+    if final:
+        assert len(over.steps(1 << 60, final=True))
+    over.finish()
+    assert sizes([over.tracker, over.marked, over.phases, over.recent, over.syncs, over.control], set()) < 2 * 50_000
+    assert {rank: len(calls) for rank, calls in over.recent.items()} == {0: LATE_CALLS, 1: LATE_CALLS}
+
+
+def test_a_job_that_seemed_to_be_over_has_steps_by_marks_again() -> None:
+    """Its ranks go on, and another one comes."""
+    job = play(3, 60, DDP)
+    cut = int(sorted(job.ranks[0].ends)[30]) + MS
+    whole = traced(job, {0, 1, 2}, until=0)
+    out = []
+    for low, high, there in ((0, cut, (0, 1)), (cut, 1 << 62, (0, 1, 2))):
+        for rank in there:
+            seen, own = job.ranks[rank], whole.members[rank]
+            whole.feed(own, None, between(seen.calls, low, high))
+            own.collectives += len(between(seen.calls, low, high))
+            whole.feed_marks(own, between(seen.marks, low, high))
+        known = job.communicators()
+        whole.marked.align(known[np.isin(known["rank"], there)])
+        out.append(whole.steps(1 << 60, final=True))
+        whole.finish()
+        whole.finished = False
+    found = np.concatenate(out)
+    assert whole.by_marks is True
+    assert all(len(of(out[0], rank)) > 25 for rank in (0, 1))
+    assert all(len(of(out[1], rank)) > 25 for rank in (0, 1, 2))
+    assert len({seen_at - step for rank in (0, 1) for seen_at, step in numbered(job, found, rank)}) == 1
+    assert all((np.diff(of(found, rank)["step"].astype(int)) > 0).all() for rank in range(3))
+
+
+def numbered(job: Job, found: Array, rank: int) -> list[tuple[int, int]]:
+    """The program's number and the one that was found, of each step of a rank that ends where it truly does."""
+    own = of(found, rank)
+    pairs = zip(ends_of(own), own["step"].tolist(), strict=True)
+    return [(job.ranks[rank].ends[end], step) for end, step in pairs if end in job.ranks[rank].ends]
 
 
 def test_ranges_that_wait_are_dropped_with_the_ends() -> None:
