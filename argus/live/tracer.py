@@ -73,7 +73,8 @@ FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 
 
 OVER_SHARE = tuple(
-    f"{what}_over_share" for what in ("rows", "look_ups", "processes", "communicators", "calls", "last_steps")
+    f"{what}_over_share"
+    for what in ("rows", "look_ups", "processes", "communicators", "calls", "last_steps", "step_calls")
 )
 """Losses that are counted in ``Session.losses`` alone, of no side's."""
 

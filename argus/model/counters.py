@@ -105,6 +105,7 @@ SENTENCES = {
     "calls_over_share": "{n} call[s] left out: those of one user or container took more time than their share",
     "communicators_over_share": "the last alignment of a job's communicators was left out: its owner's jobs take long",
     "last_steps_over_share": "the last steps of a job were left out: its owner's jobs take long",
+    "step_calls_over_share": "{n} call[s] in no step: ranks of one user or container had too many that were in none",
     "processes_over_share": "{n} new process[es] of one user or container not traced, or late: they came too fast",
     "rows_over_share": "{n} row[s] not taken: those of one user or container took more than their share",
     "rows_too_large": f"{{n}} row[s] left out: together they took more memory than all others may; {_REPORT}",

@@ -34,33 +34,37 @@ class Holder(Protocol):
 AnyHolder = TypeVar("AnyHolder", bound=Holder)
 
 
-def over_room(processes: Iterable[AnyHolder]) -> list[tuple[AnyHolder, int]]:
-    """Processes that hold more operations than they may, and how many each may keep.
+def over_room(
+    processes: Iterable[AnyHolder], of_owner: int | None = None, of_all: int | None = None
+) -> list[tuple[AnyHolder, int]]:
+    """Processes that hold more operations than they may, and how many each may keep. An owner has ``of_owner``, all
+    together ``of_all``; None: ``OF_OWNER``, ``OF_ALL``.
 
     Room goes by what is held, so processes that hold nothing take none. Owners who hold little keep all of it, and
     those who hold more share the rest equally (max-min fairness), as do the processes of each. A user in many
     containers has the part of eight owners.
     """
-    of_owner: defaultdict[Owner, list[AnyHolder]] = defaultdict(list)
+    of_owner, of_all = OF_OWNER if of_owner is None else of_owner, OF_ALL if of_all is None else of_all
+    of_each: defaultdict[Owner, list[AnyHolder]] = defaultdict(list)
     held: Tally[Owner] = Tally()
     for process in processes:
         if number := process.held:
-            of_owner[process.owner].append(process)
+            of_each[process.owner].append(process)
             held[process.owner] += number
-    if held.total() <= OF_ALL and max(held.values(), default=0) <= OF_OWNER:
+    if held.total() <= of_all and max(held.values(), default=0) <= of_owner:
         return []
     containers = Tally(user for user, _ in held)
     weights = [min(1.0, CONTAINERS / containers[user]) for user, _ in held]
-    rooms = _max_min([min(number, OF_OWNER) for number in held.values()], weights, OF_ALL)
+    rooms = max_min([min(number, of_owner) for number in held.values()], weights, of_all)
     found = []
     for owner, room in zip(held, rooms, strict=True):
-        numbers = [process.held for process in of_owner[owner]]
-        parts = _max_min(numbers, [1.0] * len(numbers), room)
-        found += [each for each in zip(of_owner[owner], parts, strict=True) if each[0].held > each[1]]
+        numbers = [process.held for process in of_each[owner]]
+        parts = max_min(numbers, [1.0] * len(numbers), room)
+        found += [each for each in zip(of_each[owner], parts, strict=True) if each[0].held > each[1]]
     return found
 
 
-def _max_min(wanted: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
+def max_min(wanted: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
     """What each has of a room: as much as it wants, or its part of what those leave who want less than theirs."""
     given = [0] * len(wanted)
     left, weight = float(room), sum(weights)

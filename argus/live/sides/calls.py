@@ -19,6 +19,7 @@ from argus.live.session_rows import OVER_S, SessionRows
 from argus.live.side import Counters, Side
 from argus.live.sides.alignment import INTERVAL_S
 from argus.live.sides.by_job import ByJob, by_pid
+from argus.live.sides.call_room import CallRoom
 from argus.live.sides.call_shares import CONTROL, CallShares
 from argus.live.sides.draining import CallRings, join_records
 from argus.live.sides.gpu_times import GpuSide
@@ -100,6 +101,7 @@ class CallSide(Side):
         self._names = names
         self._steps = StepRows(session, gpu)
         self._shares = CallShares(session)
+        self._room = CallRoom(session)
         self._rings: CallRings | None = None
         self._drained: dict[str, list[NDArray[np.void]]] = {
             "launches": [],
@@ -158,6 +160,7 @@ class CallSide(Side):
         for job in self._session.roster.jobs:
             if job.over_since and now - job.over_since > FINISHED_S:
                 self._finish(job, now)
+        self._room.make(now)
         if final or self._session.calls_come or self._gpu.collects or any(self._drained.values()):
             try:
                 self._gpu.feed_calls(self._work(now, final=final))

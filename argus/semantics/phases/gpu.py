@@ -322,6 +322,16 @@ class Calls:
             self._fresh.clear()
         return self._calls
 
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept."""
+        return self._calls.nbytes + sum(calls.nbytes for calls in self._fresh)
+
+    def keep(self, most: int) -> None:
+        """Keeps so many bytes of the newest calls."""
+        calls = self._join()
+        self._calls = calls[len(calls) - min(most // (6 * calls.itemsize), len(calls)) :].copy()
+
     def of(self, ops: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The call that each operation was launched in, shape (n, 6), and whether there is one."""
         calls, tids = self._join(), ops["tid"].astype(np.int64)

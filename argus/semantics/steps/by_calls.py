@@ -143,11 +143,21 @@ class _Rank:
         """Replaces the calls from index ``at`` on, in place where there is room: batches are small, the ring is not."""
         count = at + len(calls)
         if count > len(self.room):
-            room = np.empty(max(count, 2 * len(self.room)), _CALL)
+            # It grows by a quarter: what was dropped to make room for others must not come back at once.
+            room = np.empty(max(count, len(self.room) + len(self.room) // 4, 1024), _CALL)
             room[:at] = self.calls[:at]
             self.room = room
         self.room[at:count] = calls
         self.calls = self.room[:count]
+
+    def keep(self, most: int, window: int) -> int:
+        """Keeps the newest calls, so many at most. Returns how many of the newest ``window`` that are in no step yet go
+        with the others."""
+        gone = max(len(self.calls) - most, 0)
+        unread = max(self.boundary - self.dropped, len(self.calls) - window, 0)
+        self.calls = self.room = self.calls[gone:].copy()
+        self.dropped += gone
+        return max(gone - unread, 0)
 
 
 @dataclass
@@ -421,6 +431,14 @@ class StepTracker:
         for state in self._ranks.values():
             state.dropped += len(state.calls)
             state.calls = state.room = np.empty(0, _CALL)
+
+    def kept(self, rank: int) -> int:
+        """Bytes that are kept of a rank's calls."""
+        return self._ranks[rank].room.nbytes if rank in self._ranks else 0
+
+    def keep(self, rank: int, most: int) -> int:
+        """Keeps so many bytes of a rank's newest calls. Returns how many calls are therefore in no step."""
+        return self._ranks[rank].keep(most // _CALL.itemsize, self._window)
 
     def _detect(self, state: _Rank, ready: int, final: bool) -> None:
         """Locks the rank onto a period where it has none, or where its own no longer fits."""

@@ -910,3 +910,24 @@ def forget_marks(steps: MarkedSteps) -> None:
         for thread in state.threads.values():
             thread.ends.clear()
             thread.keep(())
+
+
+def kept_calls(steps: MarkedSteps, rank: int) -> int:
+    """Bytes that are kept of a rank's calls."""
+    state = steps._ranks.get(rank)
+    return 0 if state is None else 8 * (len(state.launched) + 4 * len(state.called))
+
+
+def keep_calls(steps: MarkedSteps, rank: int, most: int) -> int:
+    """Keeps so many bytes of a rank's newest calls. Returns how many calls of steps that have not ended go."""
+    state = steps._ranks[rank]
+    part = most / max(kept_calls(steps, rank), 1)
+    since = state.last[0] if state.last is not None else 0
+    called, launched = (max(len(times) - int(part * len(times)), 0) for times in (state.called, state.launched))
+    lost = int(np.sum(state.called[:called] > since)) + int(np.sum(state.launched[:launched] > since))
+    state.comms.remove(state.comm[:called])
+    state.called, state.comm, state.seq, state.nbytes = (
+        column[called:].copy() for column in (state.called, state.comm, state.seq, state.nbytes)
+    )
+    state.launched = state.launched[launched:].copy()
+    return lost
