@@ -28,7 +28,7 @@ from argus.semantics.phases.cpu import PhaseTracker, What
 from argus.semantics.phases.gpu import OF_NCCL, Calls, Transfers
 from argus.semantics.phases.sampled import SampledPhases
 from argus.semantics.steps.by_calls import ITERATION, StepTracker
-from argus.semantics.steps.by_marks import MarkedSteps, forget_calls, forget_marks
+from argus.semantics.steps.by_marks import MarkedSteps, drop_ends, forget_calls, forget_marks
 from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.thinned import ThinnedSteps
 
@@ -419,7 +419,7 @@ class Job:
                 pulses=handed.pulses,
                 collectives=handed.collectives,
             )
-        self.marked.drop_ends()
+        drop_ends(self.marked)
 
     def _feed_pulses(self) -> None:
         """Begins of backward passes, of the thread that trains."""

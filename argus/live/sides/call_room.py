@@ -1,4 +1,4 @@
-"""Room for the calls that steps are made from: ranks of an owner that keeps too many drop their oldest ones."""
+"""Room for the calls and marks that steps are made from: ranks of an owner that keeps too many drop their oldest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from argus.live.gpu.room import max_min, over_room
 from argus.live.job import Job
 from argus.live.session import Session
 from argus.model.losses import Owner, Whom
-from argus.semantics.steps.by_marks import forget_calls, keep_calls, kept_calls
+from argus.semantics.steps.by_marks import forget_calls, keep_calls, keep_marks, kept_calls, kept_marks
 
 _Row = TypeVar("_Row", bound=np.generic)
 
@@ -22,7 +22,7 @@ OF_OWNER, OF_ALL = 128 << 20, 256 << 20
 The ranks of a node, 16 or fewer, keep 8 MB each at most."""
 DOWN_TO = 7 / 8
 """Who has too many drops so many that this part of the room is used: not some in each turn."""
-WEIGHTS = {"tracker": 4.0, "marked": 4.0, "recent": 4.0, "syncs": 4.0, "control": 4.0, "calls": 1.0}
+WEIGHTS = {"tracker": 4.0, "marked": 4.0, "marks": 4.0, "recent": 4.0, "syncs": 4.0, "control": 4.0, "calls": 1.0}
 """How much of a rank's part each may have, against the others: calls whose kernels have ended are needed no more."""
 KERNELS_S = 10.0
 """So long after its last steps were stored no kernel of a job comes any more (``live.gpu.process.LINGER_S``)."""
@@ -57,6 +57,8 @@ class _Kept:
                 lost += job.tracker.keep(rank, part)
             elif name == "marked":
                 lost += keep_calls(job.marked, rank, part)
+            elif name == "marks":
+                keep_marks(job.marked, rank, part)
             elif name == "calls":
                 job.calls[rank].keep(part)
             elif name == "recent":
@@ -99,6 +101,7 @@ def _of(job: Job) -> Iterator[_Kept]:
     """What is kept of each of a job's ranks."""
     for rank in sorted({member.rank for member in job.members.values()} | job.calls.keys()):
         parts = {"tracker": job.tracker.kept(rank), "marked": kept_calls(job.marked, rank)}
+        parts["marks"] = kept_marks(job.marked, rank)
         if rank in job.calls:
             parts["calls"] = job.calls[rank].kept
         for name, kept in (("recent", job.recent), ("syncs", job.syncs), ("control", job.control)):

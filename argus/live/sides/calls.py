@@ -28,6 +28,7 @@ from argus.live.sides.step_rows import StepRows
 from argus.model import calls, event_kinds, records
 from argus.model.losses import Whom
 from argus.model.records import LOSS_COUNTERS
+from argus.semantics.steps.by_marks import drop_ends
 from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.range_names import Meaning, meaning_of
 from argus.tables import collectives, launches
@@ -183,7 +184,7 @@ class CallSide(Side):
 
     def _leave_out(self, job: Job) -> None:
         self._session.losses.count("last_steps_over_share", Whom(job))
-        job.marked.drop_ends()
+        drop_ends(job.marked)
         job.finish()
 
     def _work(self, now: float, *, final: bool) -> NDArray[np.void]:

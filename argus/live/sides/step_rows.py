@@ -14,6 +14,7 @@ from argus.semantics.groups.mesh import superseded
 from argus.semantics.phases.cpu import METHODS as PHASE_METHODS
 from argus.semantics.phases.cpu import PHASE, PHASES
 from argus.semantics.steps.by_calls import METHODS
+from argus.semantics.steps.by_marks import drop_ends
 from argus.tables import arrow
 
 SETTLE_NS = 10_000_000
@@ -105,7 +106,7 @@ class StepRows:
             self.store(job, now, drained_ns, final=True)
             if not job.marked.waiting:
                 return
-        job.marked.drop_ends()
+        drop_ends(job.marked)
 
     def _store_phases(self, job: Job, all_steps: NDArray[np.void]) -> NDArray[np.void]:
         """Stores where the time of these steps went. Returns them with the boundaries that marks set."""

@@ -53,6 +53,10 @@ MOST_ENDS = 8192
 the oldest of all ranks, so that all get on alike. The others wait for the next."""
 PENDING = 64
 """Ends that wait for communicators to be lined up; beyond, ranks are put together by time."""
+END_BYTES, BEGIN_BYTES = 120, 8
+"""Memory of an optimiser's end (two marks), and of a range's begin, that are kept until it is known what is a step."""
+COUNTED_MARKS = 4096
+"""After so many it is counted anew what is kept."""
 KEPT_CALLS = 65_536
 """Times of calls kept for steps that have not ended, a rank: as many as the tracker of call sequences keeps."""
 KEPT_KEYS = 8192
@@ -279,6 +283,10 @@ class _Rank:
     nbytes: Int = field(default_factory=lambda: np.empty(0, np.int64))
     launched: Int = field(default_factory=lambda: np.empty(0, np.int64))
     comms: _Comms = field(default_factory=_Comms)
+    fed: int = 0
+    """Marks since it was counted what is kept of them."""
+    held: int = 0
+    """Bytes that were kept of marks then."""
     ends: list[tuple[int, int]] = field(default_factory=list)
     """Steps' ends that have no number yet: time and backward passes, -1: not known."""
     last: tuple[int, int] | None = None
@@ -442,6 +450,7 @@ class MarkedSteps:
         threads = self._ranks.setdefault(rank, _Rank(rank)).threads
         wanted = marks[(marks["what"] <= What.BACKWARD_BEGIN) | (marks["what"] >= What.STEP_BEGIN)]
         columns = (wanted[name].tolist() for name in ("tid", "ts_ns", "what", "role", "handle", "depth"))
+        self._ranks[rank].fed += len(wanted)
         for tid, ts, what, role, handle, depth in zip(*columns, strict=True):
             thread = threads.get(tid)
             if thread is None:
@@ -659,10 +668,6 @@ class MarkedSteps:
     def waiting(self) -> bool:
         """Whether ends wait for the next ``advance``."""
         return any(state.ends for state in self._ranks.values())
-
-    def drop_ends(self) -> None:
-        """Forgets all ends that have no number yet (``step_ends_dropped``)."""
-        self.counters["step_ends_dropped"] += sum(state.drop_ends() for state in self._ranks.values())
 
     @staticmethod
     def _newest_of_oldest(states: list[_Rank]) -> int:
@@ -894,6 +899,11 @@ class MarkedSteps:
             state.launched = state.launched[gone:]
 
 
+def drop_ends(steps: MarkedSteps) -> None:
+    """Forgets all ends that have no number yet (``step_ends_dropped``)."""
+    steps.counters["step_ends_dropped"] += sum(state.drop_ends() for state in steps._ranks.values())
+
+
 def forget_calls(steps: MarkedSteps) -> None:
     """Gives back what calls are kept, up to 2.5 MB a rank: nobody asks for them any more, or the ``final`` steps were
     taken. What is fed later goes on from there."""
@@ -910,6 +920,35 @@ def forget_marks(steps: MarkedSteps) -> None:
         for thread in state.threads.values():
             thread.ends.clear()
             thread.keep(())
+
+
+def kept_marks(steps: MarkedSteps, rank: int) -> int:
+    """Bytes that are kept of a rank's marks until it is known what is a step, at most."""
+    state = steps._ranks.get(rank)
+    if state is None:
+        return 0
+    if state.fed > COUNTED_MARKS:
+        ends = sum(len(thread.ends) for thread in state.threads.values())
+        begins = sum(len(ranges.begins) for thread in state.threads.values() for ranges in thread.ranges.values())
+        state.fed, state.held = 0, END_BYTES * ends + BEGIN_BYTES * begins
+    return state.held + END_BYTES * state.fed // 2
+
+
+def keep_marks(steps: MarkedSteps, rank: int, most: int) -> None:
+    """Keeps so many bytes of a rank's newest marks; those that go are ``step_ends_dropped``."""
+    state = steps._ranks[rank]
+    state.fed += COUNTED_MARKS + 1
+    part = most / max(kept_marks(steps, rank), 1)
+    for thread in state.threads.values():
+        gone = max(len(thread.ends) - int(part * len(thread.ends)), 0)
+        thread.dropped += gone
+        for _ in range(gone):
+            thread.ends.popleft()
+        for ranges in thread.ranges.values():
+            gone = max(len(ranges.begins) - int(part * len(ranges.begins)), 0)
+            ranges.dropped += gone
+            ranges.begins = ranges.begins[gone:]
+    state.held = min(state.held, most)
 
 
 def kept_calls(steps: MarkedSteps, rank: int) -> int:

@@ -923,15 +923,49 @@ def test_a_job_s_last_ends_are_numbered_a_bounded_number_at_a_time(monkeypatch: 
 def test_all_ends_that_wait_may_be_dropped_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_marks, "MOST_ENDS", 100)
     ((steps, found),) = turns_of(10, 350, 1)
-    steps.drop_ends()
+    by_marks.drop_ends(steps)
     # The newest end is known by the next backward pass; the first begins a step.
     assert steps.counters["step_ends_dropped"] == sum(348 - each for each in found)
     assert not len(steps.advance(1 << 60, final=True)) - 10
     unknown = MarkedSteps()
     job = play(1, 30, "fwd bwd opt", groups={})
     unknown.feed_marks(0, job.ranks[0].marks)
-    unknown.drop_ends()
+    by_marks.drop_ends(unknown)
     assert unknown.counters["step_ends_dropped"] == 29
+
+
+@pytest.mark.parametrize("words", ["fwd bwd opt", "@step"])
+def test_of_marks_that_are_kept_the_newest_stay(words: str) -> None:
+    """However many threads and names there are."""
+    job, steps = play(1, 3000, words, groups={}), MarkedSteps()
+    for tid in range(40):
+        marks = job.ranks[0].marks.copy()
+        marks["tid"] = 100 + tid
+        steps.feed_marks(0, marks)
+    state = steps._ranks[0]
+
+    def kept() -> list[list[int]]:
+        ends = [[end.ts for end in thread.ends] for thread in state.threads.values()]
+        return ends + [list(each.begins) for thread in state.threads.values() for each in thread.ranges.values()]
+
+    def real() -> int:
+        return sum(by_marks.END_BYTES * len(thread.ends) for thread in state.threads.values()) + sum(
+            8 * len(each.begins) for thread in state.threads.values() for each in thread.ranges.values()
+        )
+
+    before = kept()
+    assert by_marks.kept_marks(steps, 0) == real() > 40 * 2900 * 8
+    most = real() // 3
+    by_marks.keep_marks(steps, 0, most)
+    assert most // 2 < real() <= most
+    assert by_marks.kept_marks(steps, 0) == most
+    assert all(newest == all_[len(all_) - len(newest) :] for newest, all_ in zip(kept(), before, strict=True))
+    gone = sum(map(len, before)) - sum(map(len, kept()))
+    threads = state.threads.values()
+    assert sum(each.dropped + sum(one.dropped for one in each.ranges.values()) for each in threads) == gone
+    # Between counts it is never too little.
+    steps.feed_marks(0, job.ranks[0].marks[:1000])
+    assert by_marks.kept_marks(steps, 0) >= real()
 
 
 def test_ends_that_wait_are_bounded_and_those_beyond_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1535,5 +1569,5 @@ def test_ranges_that_wait_are_dropped_with_the_ends() -> None:
     marks = np.zeros(10, MARK)
     marks["what"], marks["ts_ns"], marks["handle"] = What.STEP_BEGIN, 1 + np.arange(10), 7
     steps.feed_marks(0, marks)
-    steps.drop_ends()
+    by_marks.drop_ends(steps)
     assert sum(len(each.begins) for each in steps._ranks[0].ranges().values()) == 0
