@@ -39,7 +39,7 @@ SENTENCES = {
     "math_probes_detached": f"matrix products not observed for some of the time, since it cost too much ({_BUDGET})",
     "gpu_ops_without_rank": "{n} GPU operation[s] of processes that ended before their rank was known",
     "gpu_ops_of_no_device": f"{{n}} GPU operation[s] of devices that no node has; {_REPORT}",
-    "gpu_ops_over_share": "{n} GPU operation[s] in no second or step: too many of [its|their] process or user waited",
+    "gpu_ops_over_share": "{n} GPU record[s] in no second or step: too many of [its|their] process or user waited",
     "gpu_launches_unanswered": "{n} launch[es] whose GPU times were lost when [its|their] process was killed",
     "gpu_processes_missed": "{n} armed process[es] ended before GPU times were on",
     "cupti_buffers_refused": "{n} buffer[s] of GPU times refused: all were full",

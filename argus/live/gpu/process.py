@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from argus.capture.process.targets import PROC, Target, mapped_pages
 from argus.cupti.collector import Collector, CuptiOptions
 from argus.cupti.decode import Batch
-from argus.live.gpu.room import MOST_OPS
+from argus.live.gpu.room import MOST_OPS, OP_BYTES, max_min
 from argus.live.job import Job, Member
 from argus.model import records
 from argus.model.losses import Owner
 from argus.semantics.gpu.achieved_flops import GpuFlops
-from argus.semantics.gpu.correlation import Correlator
+from argus.semantics.gpu.correlation import KEPT_BYTES, Correlator
 from argus.semantics.gpu.usage import GpuSteps, GpuUsage
 from argus.semantics.phases.gpu import kinds_of, what_of
 from argus.system.aside import Aside
@@ -48,6 +48,19 @@ class CuptiProgram:
     def poll(self, now: float) -> None:
         """Fetches what was recorded. ``now``: ``time.monotonic()``."""
         self.batches += self.collector.poll(now)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records that nobody has taken."""
+        return sum(batch.gpu.nbytes + batch.host.nbytes for batch in self.batches)
+
+    def keep(self, most_bytes: int) -> int:
+        """Drops the oldest batches where there is more. Returns how many records these had."""
+        dropped = 0
+        while self.nbytes > most_bytes:
+            dropped += len(self.batches[0].gpu) + len(self.batches[0].host)
+            del self.batches[0]
+        return dropped
 
     def take(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
         """What has come since the last call: operations, and records of the CPU side."""
@@ -109,6 +122,7 @@ class GpuProcess:
     over: bool = False
     due: float = 0.0
     last: tuple[str, str] | None = None
+    _over_share: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -150,18 +164,41 @@ class GpuProcess:
 
     @property
     def held(self) -> int:
-        """Operations that are kept of it, for windows or for steps."""
-        return max(self.usage.size, self.steps.size)
+        """Operations that are kept of it, for windows or for steps, and all else that is, in operations."""
+        operations, *others = self._held()
+        return operations + sum(others) // OP_BYTES
+
+    def _held(self) -> list[int]:
+        """Operations, and bytes of what ``keep`` names after them."""
+        operations = max(self.usage.size, self.steps.size)
+        others = [self.flops.nbytes, self.unanswered.nbytes]
+        if self.program is not None:
+            kept = self.program.correlator.kept
+            others += [self.program.nbytes, *(size * number for size, number in zip(KEPT_BYTES, kept, strict=True))]
+        return [operations, *others]
 
     def keep(self, most: int) -> None:
-        """Keeps no more than so many operations for windows, and for steps."""
-        self.usage.keep(most)
-        self.steps.keep(most)
+        """Keeps no more than so many operations for windows and for steps, and of all else that counts as such: where
+        one of these takes little it is all kept, and the others share the rest."""
+        operations, *others = self._held()
+        wanted = [operations, *(-(-nbytes // OP_BYTES) for nbytes in others)]
+        room, *rooms = max_min(wanted, [1.0] * len(wanted), most)
+        self.usage.keep(room)
+        self.steps.keep(room)
+        flops, unanswered, *of_program = (OP_BYTES * each for each in rooms)
+        self.flops.keep(flops)
+        left = min(unanswered // self.unanswered.itemsize, len(self.unanswered))
+        self._over_share += len(self.unanswered) - left
+        self.unanswered = self.unanswered[len(self.unanswered) - left :].copy()
+        if self.program is not None:
+            batches, *correlated = of_program
+            waiting, calls, probed = (room // size for room, size in zip(correlated, KEPT_BYTES, strict=True))
+            self._over_share += self.program.keep(batches) + self.program.correlator.keep(waiting, calls, probed)
 
     def take_over_share(self) -> int:
-        """Operations that were dropped since the last call, as there was no room for them."""
-        dropped = max(self.usage.over_share, self.steps.over_share)
-        self.usage.over_share = self.steps.over_share = 0
+        """Operations, and records about them, that were dropped since the last call, as there was no room for them."""
+        dropped = max(self.usage.over_share, self.steps.over_share) + self._over_share
+        self.usage.over_share = self.steps.over_share = self._over_share = 0
         return dropped
 
     def has_last_steps(self, now: float) -> bool:

@@ -14,13 +14,15 @@ MOST_OPS, OF_OWNER, OF_ALL = 2 << 20, 3 << 20, 4 << 20
 """Operations of all GPUs of a process that are kept for windows, and for steps, 77 MB a million for both: what a
 process says of its GPUs and of when something ran may be anything. And of all processes of an owner, and in all: all of
 Argus is to stay below 500 MB. A rank keeps some thousands."""
+OP_BYTES = 77
+"""Bytes of one, for both. All else that is kept of a process counts as so many operations as take its room."""
 
 
 class Holder(Protocol):
     """A process, as far as room is concerned.
 
     Attributes:
-        held: Operations that are kept of it.
+        held: Operations that are kept of it, and what else is, in operations.
         owner: Whose it is.
     """
 

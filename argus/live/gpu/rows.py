@@ -109,7 +109,7 @@ class GpuRows:
         self._write_steps(process, origin, rank, final=final)
 
     def keep(self, process: GpuProcess, most: int) -> None:
-        """Keeps no more than so many operations of a rank for windows, and for steps, since others need the room."""
+        """Keeps no more than so many operations of a process, as ``GpuProcess.keep``, since others need the room."""
         process.keep(most)
         self._count_over_share(process)
 

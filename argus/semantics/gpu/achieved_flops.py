@@ -8,6 +8,7 @@ known is known, too.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ WINDOW_NS = 10_000_000_000
 """Steps of so long are one row a shape: a job has some 30 shapes, and looks the same for hours."""
 KEPT = 1 << 18
 """Kernels, or calls, that are kept until their step is known, 45 bytes each. Beyond it they are in no step."""
+MOST_SUMS = 1 << 14
+"""Sums of a step's products, by GPU and shape, that make rows of a window before it is over: twice what one GPU has at
+most."""
+SUM_BYTES = 512
+"""Bytes of one, roughly."""
 _KERNEL = np.dtype(
     [
         ("start_ns", "<i8"),
@@ -78,6 +84,18 @@ class GpuFlops:
         self._first_step = 0
         self._steps: list[int] = []
         self._sums: dict[tuple[bool, int, int], _Sum] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept until it is in a row, roughly."""
+        parts = itertools.chain(self._works, self._kernels)
+        return sum(part.nbytes for part in parts) + SUM_BYTES * len(self._sums)
+
+    def keep(self, most_bytes: int) -> None:
+        """Keeps less, as others need the room: the oldest calls and kernels are in rows, of no step."""
+        while self._kept + sum(map(len, self._works)) and self.nbytes > most_bytes:
+            times = [part["begin_ns"] for part in self._works] + [part["launch_ns"] for part in self._kernels]
+            self._sum_up([], _middle(np.concatenate(times)))
 
     def feed_calls(self, calls: NDArray[np.void]) -> None:
         """Takes calls of cuBLAS: ``records.MATH`` of this process."""
@@ -171,12 +189,12 @@ class GpuFlops:
             into.by_kernel[symbol] = into.by_kernel.get(symbol, 0) + spent
 
     def take(self, *, final: bool = False) -> tuple[dict[str, Any], Counted]:
-        """The rows of a window that is over, as columns of the table ``kernel_flops``, and what its steps come to;
-        nothing while it is not. ``ts`` is on the clock of the host. ``final``: nothing more will come."""
+        """The rows of a window that is over, or has very many, as columns of the table ``kernel_flops``, and what its
+        steps come to; else nothing. ``ts`` is on the clock of the host. ``final``: nothing more will come."""
         counted = Counted()
         if final:
             self._sum_up([], np.iinfo(np.int64).max)
-        elif sum(self._steps) < WINDOW_NS:
+        elif sum(self._steps) < WINDOW_NS and len(self._sums) < MOST_SUMS:
             return {}, counted
         counted.steps, counted.steps_ns = len(self._steps), sum(self._steps)
         keys, sums = list(self._sums), list(self._sums.values())

@@ -23,7 +23,10 @@ WAIT_NS = 3_000_000_000
 KEEP_CALLS = 2_000_000
 """Calls of a process kept for operations that have not come: 25 bytes each."""
 KEEP_CALLS_NS = 120_000_000_000
-"""The same by age, against the newest call: a process that is stuck makes no newer one."""
+"""The same by age, against the newest call: a process that is stuck makes no newer one. And by when they came, however
+old they say they are, but for the newest ``KEEP_NEWEST``."""
+KEEP_NEWEST = 65_536
+"""Calls that may wait for their operations for as long as a process is stuck: more than a GPU's queues hold."""
 KEEP_BATCHES = 128
 """Batches that these calls are kept in, by when they came: operations are compared with each. Calls come about once a
 second, so that there are 120 of them; where there are more, small ones are put together."""
@@ -39,6 +42,8 @@ SKEW_NS = 1_000_000
 """A call that began so much later than the operation did not launch it: the id was another call's before."""
 
 _CALL = np.dtype([("correlation", "<u4"), ("tid", "<u4"), ("begin_ns", "<i8"), ("end_ns", "<i8"), ("probed", "?")])
+KEPT_BYTES = records.GPU_OP.itemsize + 8, _CALL.itemsize, 12
+"""Bytes of each of ``Correlator.kept``."""
 _MAKES_WORK = np.array([call.kind in ("kernel", "graph", "memset") or call.kind.startswith("memcpy") for call in CALLS])
 
 
@@ -60,6 +65,8 @@ class Correlator:
         self._tids: Mapping[int, int] = {}
         self._ask_tids_ns = 0
         self._calls: deque[NDArray[np.void]] = deque()
+        self._came: deque[int] = deque()
+        """When the newest of each batch of calls came."""
         self._calls_kept = 0
         self._newest_call_ns = 0
         self._last_end: dict[int, int] = {}
@@ -72,6 +79,29 @@ class Correlator:
     def waiting(self) -> int:
         """Operations that have not been handed out."""
         return len(self._waiting)
+
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """Operations that wait, calls, and the probes' launches: how many are kept, ``KEPT_BYTES`` each."""
+        return len(self._waiting), self._calls_kept, len(self._probe_ts)
+
+    def keep(self, waiting: int, calls: int, probed: int) -> int:
+        """Keeps less, as others need the room. Operations beyond wait no longer: they are handed out next time.
+
+        Args:
+            waiting: Operations that may wait; the newest do.
+            calls: Calls that are kept: those that came last.
+            probed: The probes' launches that are kept, the newest.
+
+        Returns:
+            How many calls and launches it dropped.
+        """
+        self._since[: max(len(self._since) - waiting, 0)] -= WAIT_NS
+        before = sum(self.kept[1:])
+        self._leave(calls)
+        first = max(len(self._probe_ts) - probed, 0)
+        self._probe_ts, self._probe_tid = self._probe_ts[first:].copy(), self._probe_tid[first:].copy()
+        return before - sum(self.kept[1:])
 
     @property
     def match_rate(self) -> float:
@@ -108,7 +138,8 @@ class Correlator:
             # Those that wait have been compared with the older calls already.
             _match(self._waiting, calls)
             _match(gpu, calls)
-            self._keep(calls)
+            self._keep(calls, now_ns)
+        self._drop_old(now_ns)
         known = np.concatenate([self._waiting, gpu])
         since = np.concatenate([self._since, np.full(len(gpu), now_ns)])
         ready = (
@@ -151,21 +182,42 @@ class Correlator:
         calls["tid"][own] = self.on_host(calls["tid"][own])
         return calls
 
-    def _keep(self, calls: NDArray[np.void]) -> None:
+    def _drop_oldest(self) -> None:
+        self._came.popleft()
+        self._calls_kept -= len(self._calls.popleft())
+
+    def _leave(self, calls: int) -> None:
+        """Keeps no more than so many calls: those that came last, and of a batch those that began last."""
+        while self._calls and self._calls_kept - len(self._calls[0]) >= calls:
+            self._drop_oldest()
+        if self._calls_kept > calls:
+            oldest = self._calls[0]
+            newest = np.argsort(oldest["begin_ns"], kind="stable")[self._calls_kept - calls :]
+            self._calls[0], self._calls_kept = oldest[np.sort(newest)], calls
+
+    def _drop_old(self, now_ns: int) -> None:
+        """Drops calls that came long ago, but for the newest."""
+        since = now_ns - KEEP_CALLS_NS
+        if self._calls_kept > KEEP_NEWEST and self._came[0] < since:
+            batches = zip(self._calls, self._came, strict=True)
+            self._leave(max(sum(len(calls) for calls, came in batches if came >= since), KEEP_NEWEST))
+
+    def _keep(self, calls: NDArray[np.void], now_ns: int) -> None:
         self._calls.append(calls)
+        self._came.append(now_ns)
         self._calls_kept += len(calls)
         self._newest_call_ns = max(self._newest_call_ns, int(calls["begin_ns"].max()))
         oldest = self._newest_call_ns - KEEP_CALLS_NS
         while self._calls_kept > KEEP_CALLS or int(self._calls[0]["end_ns"].max()) < oldest:
             if len(self._calls) == 1:
                 break
-            self._calls_kept -= len(self._calls.popleft())
+            self._drop_oldest()
         if len(self._calls) > KEEP_BATCHES:
             sizes = np.array([len(batch) for batch in self._calls])
             at = int(np.argmin(sizes[1:] + sizes[:-1]))
             both = self._calls[at], self._calls[at + 1]
             self._calls[at] = _outermost(np.concatenate(both))
-            del self._calls[at + 1]
+            del self._calls[at + 1], self._came[at]
             self._calls_kept -= len(both[0]) + len(both[1]) - len(self._calls[at])
 
     # ---- the probes' launches

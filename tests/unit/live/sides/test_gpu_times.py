@@ -32,6 +32,8 @@ from argus.model.calls import BY_SYMBOL
 from argus.model.errors import ArgusError
 from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
+from argus.semantics.gpu import correlation
+from argus.semantics.gpu.flops import WORK
 from argus.semantics.steps.by_calls import ITERATION
 from argus.store.arrow import to_arrow
 from argus.tables import gpu as gpu_rows
@@ -1013,3 +1015,78 @@ def test_a_process_with_too_many_operations_of_its_own_loses_some(
     assert counters["gpu_ops_over_share"] == (75, True), "of its second"
     assert counters["gpu_ops_without_step"] == (75, False), "no step came"
     assert session.job.losses["gpu_ops_over_share"] == 75
+
+
+def test_calls_of_an_owner_s_processes_are_bounded_in_all(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that wait for operations that do not come, all made at one time by what they say."""
+    monkeypatch.setattr(room, "OF_OWNER", 500)
+    monkeypatch.setattr(room, "OF_ALL", 1000)
+    session = Session()
+    session.job.owner = (1001, "")
+    session.rank(0, 77)
+    greedy = beside(session, 5)
+    session.go()
+    for turn in range(4):
+        for each in made:
+            number = 1000 if each.pid >= 1000 else 20
+            given = host(number, kind=HostKind.RUNTIME, start_ns=1000 * S, end_ns=1000 * S + 1)
+            given["correlation"] = np.arange(number) + number * turn + 1
+            each.give(ops(0), given)
+        session.go()
+        held = {process.target.pid: process.held for process in session.side._processes}
+        assert sum(number for pid, number in held.items() if pid >= 1000) <= 500
+    losses = session.side._session.losses
+    lost, _ = session.side.counters()["gpu_ops_over_share"]
+    most = 500 * room.OP_BYTES // correlation.KEPT_BYTES[1]
+    assert 20_000 - most <= lost <= 20_000 - 0.9 * most
+    assert losses.of(greedy)["gpu_ops_over_share"] == lost
+    assert losses.of(session.job)["gpu_ops_over_share"] == 0
+
+
+def test_all_that_is_kept_of_a_process_takes_room(made: list[FakeCollector]) -> None:
+    """And can be dropped."""
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    (process,) = session.side._processes
+    program = process.program
+    assert program is not None
+    number = 10_000
+    ids = np.arange(number) + 1
+    times = {"start_ns": 1000 * S, "end_ns": 1000 * S + 5, "correlation": ids}
+    calls, nothing = host(number, kind=HostKind.RUNTIME, **times), host(0)
+    launches = np.zeros(number, LAUNCH)
+    launches["ts_ns"], launches["call"] = 1000 * S, BY_SYMBOL["cudaLaunchKernel"].id
+    waiting = ops(number, **{**times, "correlation": number + ids})
+    launched = ops(number, launch_ns=1000 * S, flags=records.GPU_LAUNCH_MATCHED, **times)
+    words = np.zeros(number, np.int32)
+    products = np.zeros(number, WORK)
+    products["begin_ns"] = 1000 * S
+
+    def batches() -> None:
+        program.batches = [Batch(ops(number), calls, Counter())] * 3
+
+    def unanswered() -> None:
+        process.unanswered = np.full(number, 1000 * S, np.uint64)
+
+    makers: dict[str, Callable[[], object]] = {
+        "calls": lambda: program.correlator.feed(ops(0), calls, NO_LAUNCHES, 1000 * S),
+        "launches": lambda: program.correlator.feed(ops(0), nothing, launches, 1000 * S),
+        "waiting": lambda: program.correlator.feed(waiting, nothing, NO_LAUNCHES, 1000 * S),
+        "kernels": lambda: process.flops.feed(launched, words, ["gemm"]),
+        "products": lambda: process.flops._works.append(products),
+        "batches": batches,
+        "unanswered": unanswered,
+        "operations": lambda: process.steps.feed(launched, np.zeros(number, bool)),
+    }
+    held = process.held
+    for name, make in makers.items():
+        make()
+        assert process.held >= held + number * 8 // room.OP_BYTES, name
+        held = process.held
+    process.keep(1000)
+    assert process.take_over_share() > 9 * number, "6 of batches, calls, launches, those without an answer, operations"
+    program.correlator.feed(ops(0), nothing, NO_LAUNCHES, 1000 * S)  # those that waited are handed out
+    assert process.held <= 1000 + room.OP_BYTES

@@ -161,6 +161,65 @@ def test_old_calls_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row[0] for row in launches_of(late)] == [99]
 
 
+def test_calls_that_say_they_are_young_grow_old_by_when_they_came() -> None:
+    c = Correlator()
+    many = np.zeros(100_000, HOST_OP)
+    many["kind"], many["start_ns"], many["end_ns"] = HostKind.RUNTIME, T, T + 1
+    for turn in range(3):
+        many["correlation"] = np.arange(len(many)) + 1 + turn * len(many)
+        c.feed(NO_OPS, many, NO_PROBED, T + turn * S)
+    assert c.kept[1] == 300_000
+    c.feed(NO_OPS, NO_CALLS, NO_PROBED, T + correlation.KEEP_CALLS_NS + S + 1)
+    assert c.kept[1] == 100_000
+    # A process that is stuck makes no newer ones: what it waits for was launched by the newest.
+    for wait_s in (300, 3000):
+        c.feed(NO_OPS, NO_CALLS, NO_PROBED, T + wait_s * S)
+        assert c.kept[1] == sum(map(len, c._calls)) == correlation.KEEP_NEWEST
+    found = c.feed(ops((300_000, 100, 9000 * S)), NO_CALLS, NO_PROBED, T + 9001 * S)
+    assert launches_of(found) == [(300_000, 0, 1)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_calls_whose_times_are_right_are_kept_as_by_these(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bound by arrival and without, a second more or less."""
+    random = np.random.default_rng(seed)
+    monkeypatch.setattr(correlation, "KEEP_CALLS_NS", 20 * S)
+    at = np.sort(random.integers(0, 100 * S, 600))
+    wait = np.where((random.random(600) < 0.5) & (at < 60 * S), 23 * S, 0) + random.integers(0, 18 * S, 600)
+    given = calls(*((number + 1, begin, begin + 5) for number, begin in enumerate(at.tolist())))
+    late = ops(*((number + 1, begin, begin + 9) for number, begin in enumerate((at + wait).tolist())))
+    found = []
+    for newest in (10, 1 << 60):
+        monkeypatch.setattr(correlation, "KEEP_NEWEST", newest)
+        c, parts = Correlator(), []
+        for second in range(130):
+            now = [(times >= second * S) & (times < (second + 1) * S) for times in (at + wait, at)]
+            parts.append(c.feed(late[now[0]], given[now[1]], NO_PROBED, T + (second + 1) * S))
+        found.append(np.concatenate([*parts, c.flush()]))
+        assert c.counters["gpu_launch_matched"] == np.sum(wait < 18 * S) < 600
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_others_need_the_room_the_newest_calls_are_kept(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    c, ids = Correlator(), np.zeros(0, np.int64)
+    for turn in range(int(random.integers(1, 6))):
+        fresh = np.arange(len(ids), len(ids) + int(random.integers(1, 30)))
+        given = calls(*((int(number) + 1, int(number) * 100, int(number) * 100 + 9) for number in fresh))
+        c.feed(ops((1 << 31, 5, 9)), given[random.permutation(len(given))], probed(turn), T + turn)
+        ids = np.append(ids, fresh)
+    waiting, _, launches = c.kept
+    left = int(random.integers(0, len(ids) + 3))
+    dropped = c.keep(0, left, 1)
+    assert dropped == max(len(ids) - left, 0) + launches - 1
+    assert c.kept == (waiting, min(left, len(ids)), 1)
+    found = c.feed(ops(*((int(number) + 1, 10**6, 10**6 + 5) for number in ids)), NO_CALLS, NO_PROBED, T + 9)
+    matched = {row[0] for row in launches_of(found) if row[2]}
+    assert matched == set((ids[max(len(ids) - left, 0) :] + 1).tolist())
+    assert np.sum(found["correlation"] == 1 << 31) == waiting, "they wait no longer"
+
+
 # ---- the probes' launches
 
 

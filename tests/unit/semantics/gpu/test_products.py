@@ -284,3 +284,42 @@ def test_counted_in_words() -> None:
     # Never rounded up to all.
     assert "known of 99.9%" in Counted(1.0, 99_999, 1, 1, 1).describe(0)
     assert Counted().describe(1e15) == ""
+
+
+def test_where_others_need_the_room_the_oldest_products_are_in_no_step() -> None:
+    def fed() -> GpuFlops:
+        flops = GpuFlops()
+        for at in range(0, 20_000, 1000):
+            flops.feed_calls(call("cublasGemmEx", 5, 7, 3, BF16, 1, ts=at))
+            feed(flops, ops((at + 50, 10, 1)))
+        return flops
+
+    flops = fed()
+    before = flops.nbytes
+    flops.keep(before)
+    assert flops.nbytes == before
+    most = before // 2 + achieved_flops.SUM_BYTES
+    flops.keep(most)
+    assert flops.nbytes <= most
+    assert flops._kept > 5
+    flops.settle([(0, 1_000_000, 3)])
+    rows, counted = columns(flops)
+    assert [row[0] for row in rows] == [-1, 3]
+    assert sum(row[4] for row in rows) == sum(row[5] for row in rows) == 20, "none is lost"
+    assert 0 < counted.flops <= 10 * 210
+    flops = fed()
+    flops.keep(0)
+    assert flops.nbytes == achieved_flops.SUM_BYTES
+
+
+def test_very_many_shapes_make_rows_before_the_window_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(achieved_flops, "MOST_SUMS", 10)
+    flops = GpuFlops()
+    for number in range(10):
+        flops.feed_calls(call("cublasGemmEx", 5 + number, 7, 3, BF16, 1, ts=1000 * number + 10))
+        feed(flops, ops((1000 * number + 50, 10, 1)))
+        assert columns(flops, final=False)[0] == []
+        flops.settle([(1000 * number, 1000 * number + 900, number)])
+    rows, counted = columns(flops, final=False)
+    assert len(rows) == counted.steps == 10
+    assert columns(flops) == ([], Counted())
