@@ -7,6 +7,7 @@ the same process have come that are ``LAG_NS`` newer; CUPTI delivers them within
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,8 @@ KEPT_STEPS = 4096
 KEPT_OPS = 1 << 20
 """Operations of a device that are kept until their step is known: 34 MB, some 50 steps of the largest public traces.
 Steps come after about 20."""
+OPS_AT_ONCE = 1 << 18
+"""Operations whose steps are settled at once, 0.3 s: some twelve steps of the largest public traces."""
 IDLE_GAP_NS = 1_000
 """Idle time shorter than this is no gap: it is the order of what a GPU needs between two kernels of one stream."""
 
@@ -228,6 +231,26 @@ STEP_USAGE = np.dtype([("step", "<u4"), *((name, USAGE[name]) for name in USAGE.
 """``USAGE`` of one step of one device."""
 
 
+@dataclass
+class _Settling:
+    """The steps of a device that are over, until they are added up.
+
+    Attributes:
+        ops: All operations that are kept of it, in order of launch.
+        bounds, over: Begin and end of each step on the CPU and on the GPU, shape (n, 2).
+        steps: Their numbers.
+        rows, phases: What has been found by now: ``STEP_USAGE``, ``GPU_PHASE``.
+    """
+
+    number: int
+    ops: NDArray[np.void]
+    bounds: NDArray[np.int64]
+    over: NDArray[np.int64]
+    steps: list[int]
+    rows: list[NDArray[np.void]] = field(default_factory=list)
+    phases: list[NDArray[np.void]] = field(default_factory=list)
+
+
 class GpuSteps:
     """The steps of one process's GPUs. ``feed`` what ran and which steps there were, then ``advance``.
 
@@ -251,6 +274,9 @@ class GpuSteps:
         self._collectives: list[NDArray[np.void]] = []
         self._over_now: list[tuple[int, int, int]] = []
         self._ops: dict[int, list[NDArray[np.void]]] = {}
+        self._parts: deque[tuple[_Settling, Callable[[_Settling], None]]] = deque()
+        """What is to be done yet for the steps that are over: for operations that are too many to do it at once."""
+        self._done: list[tuple[int, int, int]] = []
         self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEPT_STEPS)
         self._first_ns = 0
         self._newest_ns = 0
@@ -282,7 +308,7 @@ class GpuSteps:
 
     def _shrink(self, most: int) -> int:
         """Leaves no more than so many. Returns how many it dropped."""
-        dropped = 0
+        dropped = self._abandon() if self.size > most else 0
         while self.size > most:
             sizes = {number: sum(map(len, kept)) for number, kept in self._ops.items()}
             number = max(sizes, key=sizes.__getitem__)
@@ -320,25 +346,54 @@ class GpuSteps:
     def feed_steps(self, steps: NDArray[np.void]) -> None:
         """Takes the rank's steps: rows of ``semantics.steps.by_calls.ITERATION``, in order of time."""
         columns = (steps[name].tolist() for name in ("ts_ns", "duration_ns", "step"))
+        if self._parts:
+            self.over_share += max(
+                len(self._steps) + len(steps) - KEPT_STEPS, 0
+            )  # steps, of an operation each at least
         self._steps += [(ts, ts + duration, step) for ts, duration, step in zip(*columns, strict=True)]
 
     def advance(self, *, final: bool = False) -> NDArray[np.void]:
-        """The steps that are over on the GPUs, too.
+        """The steps that are over on the GPUs, too. Those of very many operations come in several calls, a device at a
+        time, and ``take_over`` has them with the last device.
 
         Args:
-            final: No more operations will come.
+            final: No more operations will come: all of it is done at once.
 
         Returns:
             ``STEP_USAGE``, by device and step.
         """
         finished = [np.empty(0, STEP_USAGE)]
+        left = OPS_AT_ONCE
+        while final or left == OPS_AT_ONCE:
+            if not self._parts:
+                left -= self._begin(final=final) // 4
+            if not self._parts:
+                break
+            while self._parts:
+                settling, part = self._parts[0]
+                cost = -(-len(settling.ops) // _STAGES)
+                if not final and left < min(cost, OPS_AT_ONCE):
+                    break
+                self._parts.popleft()
+                left -= cost
+                part(settling)
+                if not self._parts or self._parts[0][0] is not settling:
+                    finished += settling.rows
+                    self.size -= len(settling.ops)
+            if self._parts:
+                break
+            self._over_now += self._done
+        return np.concatenate(finished)
+
+    def _begin(self, *, final: bool) -> int:
+        """Finds the steps that are over. Returns how many operations it looked at."""
         while self._first_ns and self._steps and self._steps[0][0] < self._first_ns:
             self._steps.popleft()  # it was not recorded from its beginning on
         # Records come about once a second, and looking at them costs a sort.
         if not self._steps or not self._ops or (not final and self._newest_ns < self._due_ns):
-            return finished[0]
+            return 0
         self._due_ns = self._newest_ns + WINDOW_NS
-        ready = len(self._steps)
+        looked, ready = self.size, len(self._steps)
         for number, kept in self._ops.items():
             ops = np.concatenate(kept)
             ops = ops[np.argsort(ops["launch"], kind="stable")]
@@ -353,41 +408,48 @@ class GpuSteps:
                 ends = np.array([end for _, end, _ in self._steps], np.int64)
                 ready = min(ready, int(np.sum(np.maximum(self._over(ops, ends), ends) < reach)))
         if not ready:
-            return finished[0]
-        done = [self._steps.popleft() for _ in range(ready)]
-        self._over_now += done
+            return looked
+        self._done = [self._steps.popleft() for _ in range(ready)]
+        bounds = np.array([[begin, end] for begin, end, _ in self._done], np.int64)
         for number, (ops,) in self._ops.items():
-            bounds = np.array([[begin, end] for begin, end, _ in done], np.int64)
             over = self._over(ops, bounds.ravel()).reshape(-1, 2)
-            windows = _windows_of_steps(_Device(number, 0, ops=ops), over, _stretches(bounds), self._launches_known)
-            for which, out in windows:
-                out["step"] = [done[i][2] for i in which.tolist()]
-                finished.append(out)
-            self._split_phases(number, ops, [out for _, out in windows])
+            settling = _Settling(number, ops, bounds, over, [step for _, _, step in self._done])
+            self._parts += [(settling, part) for part in (self._add_up, self._split_phases, self._find_collectives)]
             self._ops[number] = [ops[ops["end"] > over[-1, 0]]]
-            self.size -= len(ops) - len(self._ops[number][0])
-        return np.concatenate(finished)
+            self.size += len(self._ops[number][0])
+        return looked
 
-    def _split_phases(self, number: int, ops: NDArray[np.void], parts: list[NDArray[np.void]]) -> None:
+    def _abandon(self) -> int:
+        """Gives up the steps that are being settled. Returns how many operations are in none of them by that."""
+        left = {settling.number: settling for settling, _ in self._parts}.values()
+        self.size -= sum(len(settling.ops) for settling in left)
+        if left:
+            self._over_now += self._done
+        self._parts.clear()
+        return sum(int(np.sum(settling.ops["end"] <= settling.over[-1, 0])) for settling in left)
+
+    def _add_up(self, settling: _Settling) -> None:
+        """The windows of these steps of a device."""
+        device = _Device(settling.number, 0, ops=settling.ops)
+        stretches = _stretches(settling.bounds)
+        for which, out in _windows_of_steps(device, settling.over, stretches, self._launches_known):
+            out["step"] = [settling.steps[i] for i in which.tolist()]
+            settling.rows.append(out)
+
+    def _split_phases(self, settling: _Settling) -> None:
         """The phases of these steps of a device."""
-        if not parts:
-            return
-        rows = np.concatenate(parts)
-        ends = rows["start_ns"] + rows["duration_ns"]
-        edges: list[int] = []
-        steps: list[int] = []
-        for begin, end, step in zip(rows["start_ns"].tolist(), ends.tolist(), rows["step"].tolist(), strict=True):
-            if edges and begin > edges[-1]:
-                steps.append(-1)
-            edges += [begin, end] if not edges or begin > edges[-1] else [end]
-            steps.append(step)
-        windows = np.array(edges, np.int64), np.array(steps, np.int64)
-        for kept, part in (
-            (self._split, self.phases.split(ops, *windows)),
-            (self._collectives, self.phases.collectives(ops, *windows)),
-        ):
-            part["device"] = number
-            kept.append(part)
+        if settling.rows:
+            phases = self.phases.split(settling.ops, *_edges_of(settling.rows))
+            phases["device"] = settling.number
+            settling.phases.append(phases)
+
+    def _find_collectives(self, settling: _Settling) -> None:
+        """Its collectives: the last of what is done for them."""
+        self._split += settling.phases
+        if settling.rows:
+            collectives = self.phases.collectives(settling.ops, *_edges_of(settling.rows))
+            collectives["device"] = settling.number
+            self._collectives.append(collectives)
 
     def _over(self, ops: NDArray[np.void], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
         """When what was launched up to each of these times had ended, shape (n,). ``ops``: in order of launch."""
@@ -397,6 +459,24 @@ class GpuSteps:
         ended = np.maximum.accumulate(known["end"]) if len(known) else known["end"]
         place = np.searchsorted(known["launch"], bounds, side="right")
         return np.where(place > 0, ended[np.maximum(place, 1) - 1], bounds) if len(known) else bounds
+
+
+_STAGES = 3
+"""For each device: what ``GpuSteps._begin`` puts into ``_parts``."""
+
+
+def _edges_of(parts: list[NDArray[np.void]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Steps as windows that follow one another, and the step of each; -1: of none. ``parts``: ``STEP_USAGE``."""
+    rows = np.concatenate(parts)
+    ends = rows["start_ns"] + rows["duration_ns"]
+    edges: list[int] = []
+    steps: list[int] = []
+    for begin, end, step in zip(rows["start_ns"].tolist(), ends.tolist(), rows["step"].tolist(), strict=True):
+        if edges and begin > edges[-1]:
+            steps.append(-1)
+        edges += [begin, end] if not edges or begin > edges[-1] else [end]
+        steps.append(step)
+    return np.array(edges, np.int64), np.array(steps, np.int64)
 
 
 def _stretches(bounds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -462,7 +542,7 @@ def _short(
 
 def _windows(device: _Device, edges: NDArray[np.int64], launches_known: bool) -> NDArray[np.void]:
     """The windows between ``edges`` (n + 1), from all operations that reach into them."""
-    ops = device.ops
+    ops = device.ops[np.argsort(device.ops["start"], kind="stable")]  # once, for all that is sorted below
     out = np.zeros(len(edges) - 1, USAGE)
     out["start_ns"], out["duration_ns"], out["device"] = edges[:-1], np.diff(edges), device.number
 

@@ -435,8 +435,7 @@ class GpuPhases:
         calls, known = self.calls.of(ops)
         what = np.where(known & _vague(ops), calls[:, 2], ops["kind"])
         comm, peer = np.where(known, calls[:, 4], 0), np.where(known, calls[:, 5], -1)
-        keys, row = np.unique(np.stack([window, comm, what, peer], axis=1), axis=0, return_inverse=True)
-        row = row.ravel()
+        keys, row = _distinct_rows([window, comm, what, peer])
         took = ops["end"] - ops["start"]
         out = np.zeros(len(keys), GPU_COLLECTIVE)
         out["step"], out["start_ns"] = steps[keys[:, 0]], edges[keys[:, 0]]
@@ -712,6 +711,18 @@ def _distinct(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     present[codes] = True
     place = np.cumsum(present) - 1
     return np.flatnonzero(present), place[codes]
+
+
+def _distinct_rows(columns: list[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct rows, ascending by their columns, shape (m, columns), and the place of each in them, shape (n,)."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        # Numbers of what has been distinguished by now: they stay below n, so that no product overflows.
+        _, code = np.unique(code * len(values) + place, return_inverse=True)
+    first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
+    first[code] = np.arange(len(code))
+    return np.stack([np.asarray(column, np.int64)[first] for column in columns], axis=1), code
 
 
 def _sums(place: NDArray[np.int64], values: NDArray[np.int64], count: int) -> NDArray[np.int64]:

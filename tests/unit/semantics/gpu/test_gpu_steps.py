@@ -257,3 +257,117 @@ def test_steps_apart_from_one_another_take_no_pass_each(monkeypatch: pytest.Monk
     assert rows["step"].tolist() == list(range(100))
     assert rows["kernels"].tolist() == [1] * 100
     assert passed == [len(given) - 2], "all but those before the first step and after the last, once"
+
+
+def crowded(seed: int, devices: int = 3) -> tuple[NDArray[np.void], NDArray[np.uint8], NDArray[np.void]]:
+    """Operations on several GPUs, what they are, and steps."""
+    random = np.random.default_rng(seed)
+    number = 400
+    launched = np.sort(random.integers(0, 260, number))
+    start = launched + random.choice([0, 1, 40], number)
+    end = start + random.integers(1, 30, number)
+    spans = zip((MS * start).tolist(), (MS * end).tolist(), strict=True)
+    given = ops(*spans, launch=(MS * launched).tolist(), device=random.integers(0, devices, number))
+    given["launch_tid"] = random.integers(1, 4, number)
+    kinds = random.choice([0, 1, 2, 4, 5, 10], number).astype(np.uint8)
+    return given, kinds, apart(random, int(random.integers(1, 12)))
+
+
+def results_of(usage: GpuSteps, rows: list[NDArray[np.void]]) -> list[Any]:
+    parts = [np.concatenate(rows), usage.take_phases(), usage.take_collectives()]
+    return [part.tolist() for part in parts] + [usage.take_over(), usage.size]
+
+
+@pytest.mark.parametrize("seed", range(19))
+def test_steps_of_many_operations_come_in_parts_as_in_one_go(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, kinds, steps = crowded(seed)
+    later = ops((20 * S, 21 * S), launch=[19 * S])
+    found, calls = [], []
+    for most in (1 << 60, 150, 1):
+        monkeypatch.setattr(gpu, "OPS_AT_ONCE", most)
+        usage, rows = GpuSteps(), []
+        usage._first_ns = 1
+        usage.feed(given, kinds >= 4, kinds)
+        usage.feed(later, none(later))
+        usage.feed_steps(steps)
+        rows.append(usage.advance())
+        calls.append(1)
+        while usage._parts:
+            rows.append(usage.advance())
+            calls[-1] += 1
+        # What comes next is not changed by it either.
+        usage.feed_steps(cpu_steps(18 * S, 22 * S, first=99))
+        rows.append(usage.advance(final=True))
+        found.append(results_of(usage, rows))
+    assert len(found[0][0]) > 0
+    assert len(found[0][2]) > 0
+    assert found[0] == found[1] == found[2]
+    assert calls[0] == 1 < calls[1] <= calls[2]
+
+
+def test_at_the_end_all_parts_are_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, kinds, steps = crowded(3)
+    found = []
+    for most in (1 << 60, 1):
+        monkeypatch.setattr(gpu, "OPS_AT_ONCE", most)
+        usage = GpuSteps()
+        usage._first_ns = 1
+        usage.feed(given, kinds >= 4, kinds)
+        usage.feed(later := ops((20 * S, 21 * S), launch=[19 * S]), none(later))
+        usage.feed_steps(steps)
+        rows = [usage.advance()] if most == 1 else []
+        rows.append(usage.advance(final=True))
+        assert not usage._parts
+        found.append(results_of(usage, rows))
+    assert found[0] == found[1]
+
+
+def test_one_turn_works_on_a_part_of_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "OPS_AT_ONCE", 100, raising=False)
+    passed: list[int] = []
+    windows, split = gpu._windows, gpu.GpuPhases.split
+
+    def counted_windows(device: Any, *rest: Any) -> NDArray[np.void]:
+        passed.append(len(device.ops))
+        return windows(device, *rest)
+
+    def counted_split(self: Any, ops: NDArray[np.void], *rest: Any) -> NDArray[np.void]:
+        passed.append(len(ops))
+        return split(self, ops, *rest)
+
+    monkeypatch.setattr(gpu, "_windows", counted_windows)
+    monkeypatch.setattr(gpu.GpuPhases, "split", counted_split)
+    given, kinds, steps = crowded(1, devices=8)
+    usage = GpuSteps()
+    usage._first_ns = 1
+    usage.feed(given, kinds >= 4, kinds)
+    usage.feed(later := ops((20 * S, 21 * S), launch=[19 * S]), none(later))
+    usage.feed_steps(steps)
+    settled = 0
+    for _ in range(40):
+        passed.clear()
+        usage.advance()
+        assert sum(passed) <= 3 * 100
+        settled += sum(passed)
+    assert settled > 400
+    assert len(usage.take_over()) == len(steps)
+
+
+def test_what_is_dropped_while_steps_are_settled_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "OPS_AT_ONCE", 1)
+    monkeypatch.setattr(gpu, "KEPT_STEPS", 20)
+    given, kinds, steps = crowded(2)
+    usage = GpuSteps()
+    usage._first_ns = 1
+    usage.feed(given, kinds >= 4, kinds)
+    usage.feed(later := ops((20 * S, 21 * S), launch=[19 * S]), none(later))
+    usage.feed_steps(steps)
+    usage.advance()
+    assert usage._parts
+    usage.feed_steps(cpu_steps(*range(18 * S, 42 * S, S), first=99))
+    assert usage.over_share == 3, "steps beyond those that may wait"
+    usage.keep(300)
+    usage.keep(0)
+    assert (usage.size, len(usage._parts)) == (0, 0)
+    assert usage.over_share == 3 + len(given) + len(later)
+    assert [step for _, _, step in usage.take_over()] == steps["step"].tolist(), "they are over nevertheless"

@@ -723,3 +723,18 @@ def test_a_size_for_each_transfer_is_not_remembered_even_for_a_turn(monkeypatch:
     assert calls_made(lambda: transfers.learn(np.arange(MANY), np.arange(MANY))) < FEW
     assert len(made) == gpu.SIZES
     assert transfers.of(np.array([0, MANY - 1])).tolist() == [1 << 62, MANY - 1]
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, 300])
+def test_distinct_rows_are_those_that_comparing_rows_finds(number: int) -> None:
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        columns = [
+            random.integers(-3, 4, number),
+            random.integers(-(1 << 62), 1 << 62, number) >> random.integers(0, 62),
+        ]
+        columns += [random.integers(0, 9, number).astype(np.uint8)]
+        rows, place = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        found = gpu._distinct_rows(columns)
+        assert found[0].tolist() == rows.tolist()
+        assert found[1].tolist() == place.ravel().tolist()
