@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -99,6 +100,7 @@ class GpuProcess:
         ended_at: When it was seen to have ended; 0: it has not.
         over: Whether its last record is stored.
         due: When there may be something to fetch, ``time.monotonic()``.
+        put_off_at: Since when what was fetched waits, as its owner's time is used up; infinity: it does not.
         last: State and reason, once it is over.
     """
 
@@ -121,6 +123,7 @@ class GpuProcess:
     ended_at: float = 0.0
     over: bool = False
     due: float = 0.0
+    put_off_at: float = math.inf
     last: tuple[str, str] | None = None
     _over_share: int = 0
 

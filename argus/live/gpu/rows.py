@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter as Tally
 
 import numpy as np
@@ -70,13 +71,8 @@ class GpuRows:
             number = int(np.sum(~real))
             self._session.losses.count("gpu_ops_of_no_device", Whom(process.job), number=number)
             gpu = gpu[real]
-        options = self._duties.of(process.owner).options
-        if process.was_on and options.api and options.share == 1:
-            # While another profiler has CUPTI, or it failed, nothing answers, for hours maybe: the state says so.
-            away = program.collector.state in (CollectorState.IGNORED, CollectorState.FAILED)
-            kept = 0 if away else KEEP_PROBED
-            asked = np.append(process.unanswered, launches["ts_ns"][is_launch(launches)])
-            process.unanswered = asked[max(len(asked) - kept, 0) :]
+        process.put_off_at = math.inf
+        self._expect(process, program, launches)
         self.write_ready(process, program, program.correlator.feed(gpu, host, launches, now_ns))
         events = host[gpu_rows.is_event(host)]
         if len(events):
@@ -84,6 +80,29 @@ class GpuRows:
             origin, rank, pid = self._session.origin(process.job), process.member.rank, process.target.pid
             table = gpu_rows.gpu_host_events(events, origin, rank, pid, program.names, now_ns)
             self._session.writer.append("gpu_host_events", table)
+
+    def put_off(
+        self, process: GpuProcess, program: CuptiProgram, launches: NDArray[np.void], now: float, now_ns: int
+    ) -> None:
+        """Leaves what was fetched for a later turn, in which its launches are not given again.
+
+        Args:
+            process, program, launches, now_ns: As for ``write_fetched``.
+            now: ``time.monotonic()``.
+        """
+        process.put_off_at = min(process.put_off_at, now)
+        self._expect(process, program, launches)
+        program.correlator.feed_probed(launches, now_ns)
+
+    def _expect(self, process: GpuProcess, program: CuptiProgram, launches: NDArray[np.void]) -> None:
+        """Keeps launches until an operation that is newer is known."""
+        options = self._duties.of(process.owner).options
+        if process.was_on and options.api and options.share == 1:
+            # While another profiler has CUPTI, or it failed, nothing answers, for hours maybe: the state says so.
+            away = program.collector.state in (CollectorState.IGNORED, CollectorState.FAILED)
+            kept = 0 if away else KEEP_PROBED
+            asked = np.append(process.unanswered, launches["ts_ns"][is_launch(launches)])
+            process.unanswered = asked[max(len(asked) - kept, 0) :]
 
     def write_ready(
         self, process: GpuProcess, program: CuptiProgram, ops: NDArray[np.void], *, final: bool = False

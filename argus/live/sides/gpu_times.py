@@ -341,7 +341,7 @@ class GpuSide(Side):
             final: Nothing more will come.
         """
         launches = ByProcess(cuda)
-        for process in self._processes:
+        for process in sorted(self._processes, key=lambda process: process.put_off_at):
             if not process.over:
                 with self._guard(process), self._turns.spending(process.owner):
                     self._work_on(process, launches, now, now_ns, final=final)
@@ -358,6 +358,9 @@ class GpuSide(Side):
                 self._write_state(process)
                 return
             in_order = launches.by_time(process.target.pid)
+            if not (final or self._turns.may(process.owner)):
+                self._rows.put_off(process, program, in_order, now, now_ns)
+                return
             self._rows.write_fetched(process, program, in_order, now_ns)
             if gone or final:
                 self._rows.write_ready(process, program, program.correlator.flush())
@@ -477,9 +480,7 @@ class GpuSide(Side):
             return "off", "switched off with --cupti off"
         state, reason = process.state
         if state == "waiting" and reason == "the process is not armed":
-            if not process.target.on_gpu:
-                return "off", NO_GPU
-            return "off", self._not_armed
+            return "off", self._not_armed if process.target.on_gpu else NO_GPU
         share = self._duties.of(process.owner).share
         if state == "on" and not reason and share < 1:
             return state, f"{share:.0%} of the time"
@@ -500,8 +501,7 @@ class GpuSide(Side):
         self._products_unknown += process.flops.products.unknown
 
     def _count_without_rank(self, process: GpuProcess, batches: Iterable[Batch]) -> None:
-        number = sum(len(batch.gpu) for batch in batches)
-        self._session.losses.count("gpu_ops_without_rank", _whom(process), number=number)
+        self._session.losses.count("gpu_ops_without_rank", _whom(process), number=sum(len(b.gpu) for b in batches))
 
     def counters(self) -> Counters:
         """Every counter of the GPU side: value, and whether a value above 0 is a loss."""

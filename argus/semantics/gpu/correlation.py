@@ -124,7 +124,7 @@ class Correlator:
         Returns:
             ``records.GPU_OP`` with ``launch_*`` filled where the launch is known.
         """
-        self._keep_probed(probed, now_ns)
+        self.feed_probed(probed, now_ns)
         if not self._api:
             return self._hand_out(gpu.copy())
         calls = self._learn(host, now_ns)
@@ -222,7 +222,8 @@ class Correlator:
 
     # ---- the probes' launches
 
-    def _keep_probed(self, probed: NDArray[np.void], now_ns: int) -> None:
+    def feed_probed(self, probed: NDArray[np.void], now_ns: int) -> None:
+        """Takes the probes' launches alone; arguments as for ``feed``."""
         probed = probed[_MAKES_WORK[probed["call"]]]
         if not len(probed):
             return

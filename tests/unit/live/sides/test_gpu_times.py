@@ -1090,3 +1090,87 @@ def test_all_that_is_kept_of_a_process_takes_room(made: list[FakeCollector]) -> 
     assert process.take_over_share() > 9 * number, "6 of batches, calls, launches, those without an answer, operations"
     program.correlator.feed(ops(0), nothing, NO_LAUNCHES, 1000 * S)  # those that waited are handed out
     assert process.held <= 1000 + room.OP_BYTES
+
+
+def in_portions(session: Session, monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[list[int]]:
+    """What working on an operation takes is a fiction here, beside another owner: which processes had work done, of
+    each turn to come."""
+    spent_s, turns = 0.0, [[]]  # type: ignore[var-annotated]
+    write = session.side._rows.write_fetched
+
+    def costly(process: Any, program: Any, *rest: Any) -> None:
+        nonlocal spent_s
+        if program.batches:
+            turns[-1].append(process.target.pid)
+        spent_s += seconds * sum(len(batch.gpu) for batch in program.batches)
+        write(process, program, *rest)
+
+    monkeypatch.setattr(gpu_module.time, "thread_time", lambda: spent_s)
+    monkeypatch.setattr(session.side._rows, "write_fetched", costly)
+    return turns
+
+
+def test_what_was_fetched_of_many_processes_is_worked_on_in_turns(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session()
+    session.job.owner = (1001, "")
+    session.rank(0, 77)
+    beside(session, 8)
+    session.go()
+    turns = in_portions(session, monkeypatch, 0.001)
+    for each in made:
+        gpu, calls = second(1000 * S)
+        each.give(*((gpu, calls) if each.pid == 77 else (ops(200, start_ns=1000 * S, end_ns=1000 * S + MS), None)))
+    launches = np.zeros(9, LAUNCH)
+    launches["pid"], launches["call"] = [each.pid for each in made], BY_SYMBOL["cudaLaunchKernel"].id
+    launches["ts_ns"], launches["tid"] = 1000 * S - MS, 7
+    session.go(cuda=launches)
+    assert 77 in turns[0], "who has time left does not wait"
+    assert len(turns[0]) <= 4, "0.25 s are saved, each takes 0.2"
+    first = set(turns[0])
+    waiting = {process.target.pid: process for process in session.side._processes if process.target.pid not in first}
+    assert all(len(process.unanswered) == 1 for process in waiting.values()), "launches of the turn are not lost"
+    assert all(process.program.correlator.kept[2] == 1 for process in waiting.values() if process.program)
+    for _ in range(20):
+        turns.append([])
+        session.go(0.5)
+        assert len(turns[-1]) <= 3
+    done = [pid for turn in turns for pid in turn]
+    assert sorted(done) == sorted(each.pid for each in made), "each in its turn, once"
+
+
+def test_whose_turn_was_missed_comes_first(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    session.job.owner = (1001, "")
+    session.rank(0, 77)
+    beside(session, 6)
+    session.go()
+    turns = in_portions(session, monkeypatch, 0.001)
+    for at in range(40):
+        turns.append([])
+        for each in made:
+            if each.pid != 77 and not each.batches:
+                each.give(ops(300, start_ns=(1000 + at) * S, end_ns=(1000 + at) * S + MS))
+        session.go(0.5)
+    done = Counter(pid for turn in turns for pid in turn)
+    assert len(done) == 6
+    assert max(done.values()) - min(done.values()) <= 2
+
+
+def test_at_the_end_all_that_was_fetched_is_worked_on(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session()
+    session.job.owner = (1001, "")
+    session.rank(0, 77)
+    beside(session, 8)
+    session.go()
+    turns = in_portions(session, monkeypatch, 0.001)
+    for each in made:
+        each.give(ops(200, start_ns=1000 * S, end_ns=1000 * S + MS))
+    session.go()
+    assert len(turns[0]) < 5
+    session.finish()
+    assert sorted(turns[0]) == sorted(each.pid for each in made)
+    assert session.side.counters()["gpu_ops"] == (9 * 200, False)
