@@ -74,7 +74,7 @@ FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 
 OVER_SHARE = tuple(
     f"{what}_over_share"
-    for what in ("rows", "look_ups", "processes", "communicators", "calls", "last_steps", "step_calls")
+    for what in ("rows", "look_ups", "processes", "communicators", "groups", "calls", "last_steps", "step_calls")
 )
 """Losses that are counted in ``Session.losses`` alone, of no side's."""
 

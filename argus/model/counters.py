@@ -104,6 +104,8 @@ SENTENCES = {
     "look_ups_over_share": "{n} look-up[s] left out: processes of one user or container had more than their share",
     "calls_over_share": "{n} call[s] left out: those of one user or container took more time than their share",
     "communicators_over_share": "the last alignment of a job's communicators was left out: its owner's jobs take long",
+    "groups_over_share": "{n} process group[s] of PyTorch that became [another|others] while in use: [its|their] "
+    "process or user has too many",
     "last_steps_over_share": "the last steps of a job were left out: its owner's jobs take long",
     "step_calls_over_share": "{n} call[s] in no step: ranks of one user or container had too many that were in none",
     "processes_over_share": "{n} new process[es] of one user or container not traced, or late: they came too fast",

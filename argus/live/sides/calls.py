@@ -26,7 +26,7 @@ from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import StepRows
 from argus.model import calls, event_kinds, records
-from argus.model.losses import Whom
+from argus.model.losses import Owner, Whom
 from argus.model.records import LOSS_COUNTERS
 from argus.semantics.steps.by_marks import drop_ends
 from argus.semantics.steps.marks import Marks
@@ -116,7 +116,7 @@ class CallSide(Side):
         self.kernel_launches: Tally[str] = Tally()
         self.collective_bytes: Tally[str] = Tally()
         self.collective_calls: Tally[str] = Tally()
-        self._generations = collectives.Generations()
+        self._generations = collectives.Generations(self._owner_of, self._count_groups)
         self._marks_without_rank = 0
         self._calls_after_end = self._calls_in_progress = 0
 
@@ -244,6 +244,13 @@ class CallSide(Side):
                 ones = np.ones(len(events), np.int64)
                 self._session.count_losses("records_without_rank", events["pid"], ones, ~with_rank[kind])
         return launched
+
+    def _owner_of(self, pid: int) -> Owner:
+        whom = self._session.whom(pid)
+        return whom.owner if whom.job is None else whom.job.owner
+
+    def _count_groups(self, pid: int, number: int) -> None:
+        self._session.losses.count("groups_over_share", self._session.whom(pid), number=number)
 
     def _before_the_end(self, events: NDArray[np.void]) -> NDArray[np.void]:
         """Without calls made while the probes went: some functions had theirs yet, and steps would look otherwise."""

@@ -83,7 +83,7 @@ CLASSES = {
     "capture/owners": ("Owners", "ThreadOwners"),
     "capture/placement": ("Placement",),
     "capture/sampler": ("StackProbes",),
-    "tables/collectives": ("Generations",),
+    "tables/collectives": ("Generations", "_Process"),
     "capture/process/names": ("KernelNames",),
     "capture/reader/reader": ("Reader",),
     "capture/process/demangler": ("Demangler",),

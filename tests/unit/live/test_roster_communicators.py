@@ -59,20 +59,7 @@ def test_ends_that_are_forgotten_still_count() -> None:
             generations.number(ended(ADDRESS, []), calls)
             assert int(calls["comm"][0]) >> GENERATION_BITS == life % 65_536
         generations.number(ended(ADDRESS, [10 * life + 5]), called(GLOO, ADDRESS, []))
-    assert len(generations._ended[1, ADDRESS][1]) == KEPT_ENDS
-
-
-def test_addresses_at_which_no_group_has_ended_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argus.tables.collectives.KEPT_ADDRESSES", 3)
-    generations = Generations()
-    for life in range(20):
-        # One address is used again and again, the others once.
-        ends = np.concatenate([ended(ADDRESS, [100 * life]), ended(ADDRESS + 8 * life + 8, [100 * life + 50])])
-        generations.number(ends, called(GLOO, ADDRESS, []))
-    assert len(generations._ended) == 3
-    calls = np.concatenate([called(GLOO, ADDRESS + far, [5000]) for far in (0, 8 * 20, 8)])
-    generations.number(ended(ADDRESS, []), calls)
-    assert (calls["comm"] >> np.uint64(GENERATION_BITS)).tolist() == [20, 1, 0]
+    assert len(generations._processes[1].addresses[ADDRESS].ends) == KEPT_ENDS
 
 
 def take(job: Job, rank: int, calls: NDArray[np.void], kept: int = 64) -> None:
