@@ -12,6 +12,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from argus.capture.attachment import Attachment
 from argus.capture.process.follow import Family
@@ -35,6 +36,7 @@ from argus.live.probed_files import ProbedFiles
 from argus.live.session import Session
 from argus.live.side import Counters
 from argus.model.errors import ArgusError
+from argus.model.given_names import GivenNames
 from argus.model.losses import EVERYBODY, UNKNOWN, Owner, Whom
 from argus.system.proc import owner_of
 
@@ -47,7 +49,6 @@ ranks for weeks, the newest. What older ones did is in the store, and in ``Roste
 KEPT_OVER_S = 600.0
 """A job that has been over for so long is forgotten as if its ranks had started again, whatever its name: a node that
 runs a job after the other, each of another name, has any number."""
-KEPT_NAMES = 4096
 MOST_RANKS = 4096
 """Ranks of a job on this host. A script that numbers what it starts without end begins a new run every so many."""
 KEPT_HELPERS = 64
@@ -105,8 +106,7 @@ class Roster:
         self._job_name = session.options.job
         self._run = session.run
         self._current: dict[str, Job] = {}
-        self._forgotten: dict[str, int] = {}
-        """Names of jobs that are over and forgotten, and their newest runs; full: any name may be one of these."""
+        self._given = GivenNames()
         self._candidates: dict[int, _Candidate] = {}
         self._leaving: list[int] = []
 
@@ -153,6 +153,7 @@ class Roster:
         """Gives the jobs another run, before any row of them was made."""
         for job in self.jobs:
             job.run += run - self._run
+        self._given.renumber(run - self._run)
         self._run = run
 
     def close(self) -> None:
@@ -366,8 +367,7 @@ class Roster:
             self.jobs.remove(job)
             if self._current.get(job.name) is job:
                 del self._current[job.name]
-                if len(self._forgotten) < KEPT_NAMES or job.name in self._forgotten:
-                    self._forgotten[job.name] = max(job.run, self._forgotten.get(job.name, 0))
+                self._given.give(job.name, job.owner[0], job.run)
             self.past["jobs"] += 1
             for member in job.members.values():
                 self._put_by(member)
@@ -449,16 +449,17 @@ class Roster:
     def _place(self, target: Target) -> tuple[Job, int]:
         """The attempt and the rank that a process belongs to."""
         wanted = self._job_name or target.identity.job or "job"
-        numbered = target.identity.rank >= 0
-        for name in _names(wanted, target.identity.uid, self._current):
+        numbered, uid = target.identity.rank >= 0, target.identity.uid
+        for name in _names(wanted, uid, whose := partial(_whose, self._current, self._given)):
             # Two jobs of one name on a node (the same script twice): a rank that is held belongs to another one.
             job = self._current.get(name)
             if job is None:
-                _say_whose(self._session, self._current.get(wanted), name, target)
-                run = self._run
-                if self.past["jobs"] and (name in self._forgotten or len(self._forgotten) == KEPT_NAMES):
-                    # Rows of that name are there.
-                    run = max(int(time.time()), run + 1, self._forgotten.get(name, 0) + 1)
+                if self._given.owner(name) not in (None, uid):
+                    continue  # rows of another user's are there
+                _say_whose(self._session, whose(wanted), wanted, name, uid)
+                run, before = self._run, self._given.newest_run(name)
+                if before or not self._given.give(name, uid, run):
+                    run = max(int(time.time()), run + 1, before + 1)  # rows of that name are there, or may be
                 return self._open(name, run, target), max(target.identity.rank, 0)
             if not _may_join(job, target, named=self._job_name is not None):
                 continue
@@ -574,19 +575,25 @@ class Roster:
         return self.files.attached
 
 
-def _names(wanted: str, uid: int, current: Mapping[str, Job]) -> Iterator[str]:
+def _whose(current: Mapping[str, Job], given: GivenNames, name: str) -> int | None:
+    """The user who has a name; None: nobody."""
+    job, owner = current.get(name), given.owner(name)
+    return owner if owner is not None or job is None else job.owner[0]
+
+
+def _names(wanted: str, uid: int, whose: Callable[[str], int | None]) -> Iterator[str]:
     """Names under which a user's job is stored, without end: what it is called, or, where another user's job has that
-    name, the user's number behind it. All nodes agree on that, and so do all runs; whose job came first they do not.
-    Further jobs of the user are numbered.
+    name or had it, the user's number behind it. All nodes agree on that, and so do all runs; whose job came first they
+    do not. Further jobs of the user are numbered.
 
     Args:
         wanted: What the job is called.
         uid: Of the user; below 0: not known.
-        current: The newest attempts, by name.
+        whose: The user who has a name, or None.
     """
     apart = f"{wanted}#uid{uid}"
-    has, has_apart = (current[name].owner[0] if name in current else None for name in (wanted, apart))
-    # Once the other job is forgotten the name is free, and ranks may yet join.
+    has, has_apart = whose(wanted), whose(apart)
+    # Where the other job's name was not remembered it is free once that is forgotten, and ranks may yet join.
     first = apart if uid >= 0 and (has_apart == uid if has is None else has != uid) else wanted
     yield first
     yield from (f"{first}#{number}" for number in itertools.count(2))
@@ -614,11 +621,10 @@ def _in_order(targets: Sequence[Target], *, named: bool) -> list[Target]:
     return sorted(targets, key=place)
 
 
-def _say_whose(session: Session, held: Job | None, name: str, target: Target) -> None:
-    """A note, if a job gets another name since the one that has its own is another user's. ``held``: that one."""
-    if held is not None and held.owner[0] != target.identity.uid:
-        ranks = f"ranks of uid {target.identity.uid} are stored as {name}"
-        session.note(f"a job of uid {held.owner[0]} has the name {held.name}: {ranks}")
+def _say_whose(session: Session, owner: int | None, wanted: str, name: str, uid: int) -> None:
+    """A note, if a user's job gets another name since another user has its own. ``owner``: who has that."""
+    if owner is not None and owner != uid:
+        session.note(f"a job of uid {owner} has the name {wanted}: ranks of uid {uid} are stored as {name}")
 
 
 def _cpu_rank(pid: int, candidate: _Candidate, below: Iterable[Identity]) -> Target | None:

@@ -241,7 +241,9 @@ def test_ranks_join_their_job_also_once_the_name_is_free() -> None:
     del roster._current["llama"]  # as take_over does
     assert roster._adopt(second)[0] is jobs[1]
     del roster._current["llama#uid1000"]
-    assert roster._adopt(third)[0].name == "llama"
+    again, _ = roster._adopt(third)
+    assert again.name == "llama#uid1000", "rows of the other user's are under the name"
+    assert again.run > 1, "and rows of its own are there"
 
 
 def test_jobs_are_distinguished_as_by_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ CLASSES = {
     "live/signals": ("Signals",),
     "live/display/viewer": ("Viewer",),
     "live/roster": ("Roster",),
+    "model/given_names": ("GivenNames",),
     "live/probed_files": ("ProbedFiles",),
     "live/mapped_libraries": ("MappedLibraries",),
     "live/last_rows": ("LastRows",),
