@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -35,6 +36,8 @@ APART, MOSTLY = 1.5, 0.6
 in such a share of them."""
 MOST_MISSING = 1000
 """Ranks that are named one by one."""
+_APART = re.compile(r"(.+?)#uid[0-9]{1,10}(?:#[0-9]{1,10})?", re.DOTALL)
+"""A name under which a trace stored a job of which another user's had the name: what it is called, and whose it is."""
 REFERENCES = 16
 """Processes of which it is asked what they do."""
 
@@ -104,11 +107,10 @@ def _of_several_users(case: Case) -> str:
 
 
 def _stored_apart(case: Case, users: list[int]) -> str:
-    name, _, user = str(case.params["job"]).rpartition("#uid")
-    others = [name] if name and user.isdecimal() else [f"{case.params['job']}#uid{uid}" for uid in users[:64]]
     if not users:
         return ""
-    found = case.query(queries.RANKS_APART, {**case.params, "others": others})
+    stored = _APART.fullmatch(str(case.params["job"]))
+    found = case.query(queries.RANKS_APART, {**case.params, "name": stored[1] if stored else case.params["job"]})
     each = [
         f"ranks of uid {uid} on {listed(hosts)} are stored as '{named(str(job))}'"
         for uid, job, hosts in zip(*(found[one].tolist() for one in ("uid", "job", "hosts")), strict=True)

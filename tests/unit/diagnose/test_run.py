@@ -655,6 +655,29 @@ def test_ranks_that_a_node_stored_under_another_name_are_mentioned(store: Store)
     assert (other, none) == (f"ranks of uid 1000 on node6 are stored as 'slow'{why}", "")
 
 
+def test_ranks_are_found_also_where_other_users_had_both_names(store: Store) -> None:
+    columns = "SELECT * REPLACE('{job}' AS job, {rank} AS rank, '{host}' AS host, {uid} AS uid) FROM ranks"
+    where = "WHERE ranks.job = 'slow' AND ranks.pid = 100 AND ranks.host = 'node-0'"
+    made = [("slow", "node6", 1000), ("slow#uid1000", "node7", 1000), ("slow#uid1000#3", "node8", 1000)]
+    others = ("#uid10001", "#uid100", "#uid1000#x", "#uid1000#2#uid1000", "#2", "s")
+    made += [(f"slow{end}", "node9", 1000) for end in others]
+    made += [("slow#uid1000#2", "node9", 3000)]
+    found = {}
+    with store.lease() as client:
+        try:
+            for number, (job, host, uid) in enumerate(made, 3):
+                client.command(f"INSERT INTO ranks {columns.format(job=job, rank=number, host=host, uid=uid)} {where}")
+            for job in ("slow", "slow#uid1000", "slow#uid1000#3"):
+                case: Any = SimpleNamespace(params={"job": job, "run": 1}, query=partial(query_columns, store))
+                found[job] = _stored_apart(case, [1000])
+        finally:
+            client.command("DELETE FROM ranks WHERE host IN ('node6', 'node7', 'node8', 'node9')")
+    own = {"slow": "node6", "slow#uid1000": "node7", "slow#uid1000#3": "node8"}
+    for job, text in found.items():
+        each = [f"ranks of uid 1000 on {host} are stored as '{one}'" for one, host in own.items() if one != job]
+        assert text.startswith(", ".join(each) + ": "), job
+
+
 @pytest.mark.thorough(first=4)
 @pytest.mark.parametrize(
     ("name", "status", "kind", "ranks"),

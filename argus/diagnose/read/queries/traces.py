@@ -70,9 +70,12 @@ WHERE job = {job:String} AND run = {run:UInt32} AND uid >= 0 GROUP BY uid ORDER 
 
 RANKS_APART = """
 SELECT uid, job, arraySort(groupUniqArray(host)) AS hosts FROM ranks
-WHERE job IN {others:Array(String)} AND run = {run:UInt32}
+WHERE (job = {name:String} OR startsWith(job, concat({name:String}, '#uid'))) AND run = {run:UInt32}
+  AND (job = {name:String} OR
+    replaceRegexpOne(substring(job, length({name:String}) + 1), '#[0-9]{1,10}$', '') = concat('#uid', toString(uid)))
   AND uid IN (SELECT uid FROM ranks WHERE job = {job:String} AND run = {run:UInt32})
   AND (uid, host) NOT IN (SELECT uid, host FROM ranks WHERE job = {job:String} AND run = {run:UInt32})
 GROUP BY uid, job ORDER BY uid, job
 """
-"""Ranks of a run's users that other nodes stored under another name of the job."""
+"""Ranks of a run's users that other nodes stored under another name of the job: its own, or with the user's number, and
+one more where others had that, too."""
