@@ -17,9 +17,9 @@ from argus.semantics.steps.by_marks import forget_calls, keep_calls, keep_marks,
 
 _Row = TypeVar("_Row", bound=np.generic)
 
-OF_OWNER, OF_ALL = 128 << 20, 256 << 20
-"""Bytes kept of all ranks of an owner where others are traced, too, and in all: all of Argus is to stay below 500 MB.
-The ranks of a node, 16 or fewer, keep 8 MB each at most."""
+SEVERAL, ALONE = 128 << 20, 256 << 20
+"""Bytes kept of all ranks where several owners' are traced, and of one that is alone: all of Argus is to stay below
+500 MB. The ranks of a node, 16 or fewer, keep 8 MB each at most."""
 DOWN_TO = 7 / 8
 """Who has too many drops so many that this part of the room is used: not some in each turn."""
 WEIGHTS = {"tracker": 4.0, "marked": 4.0, "marks": 4.0, "recent": 4.0, "syncs": 4.0, "control": 4.0, "calls": 1.0}
@@ -88,11 +88,11 @@ class CallRoom:
                 _forget_unused(job)
             elif now - job.over_since > KERNELS_S:
                 job.calls.clear()
-        of_owner = OF_OWNER if len({job.owner for job in jobs if not job.finished}) > 1 else OF_ALL
+        room = SEVERAL if len({job.owner for job in jobs if not job.finished}) > 1 else ALONE
         kept = [each for job in jobs if job.calls or not job.finished for each in _of(job)]
-        if not over_room(kept, of_owner, OF_ALL):
+        if not over_room(kept, room, room):
             return
-        for each, most in over_room(kept, int(DOWN_TO * of_owner), int(DOWN_TO * OF_ALL)):
+        for each, most in over_room(kept, int(DOWN_TO * room), int(DOWN_TO * room)):
             if lost := each.keep(most):
                 self._session.losses.count("step_calls_over_share", Whom(each.job), number=lost)
 

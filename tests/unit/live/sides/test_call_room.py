@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from argus.live.job import Job, Member
 from argus.live.sides import call_room
-from argus.live.sides.call_room import DOWN_TO, KERNELS_S, OF_OWNER, CallRoom, _of
+from argus.live.sides.call_room import DOWN_TO, KERNELS_S, SEVERAL, CallRoom, _of
 from argus.live.sides.calls import CallSide
 from argus.model.losses import Owner
 from argus.model.records import COLLECTIVE, CONTROL, LAUNCH
@@ -71,8 +71,8 @@ def arrays(job: Job) -> list[NDArray[Any]]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_room, "OF_OWNER", 1 << 20)
-    monkeypatch.setattr(call_room, "OF_ALL", 2 << 20)
+    monkeypatch.setattr(call_room, "SEVERAL", 1 << 20)
+    monkeypatch.setattr(call_room, "ALONE", 2 << 20)
 
 
 @pytest.mark.usefixtures("small")
@@ -87,7 +87,7 @@ def test_an_owner_s_ranks_share_its_room() -> None:
     assert 0.9 * DOWN_TO * (2 << 20) < held(*many) <= 2 << 20
     session.roster.jobs.append(modest)
     CallRoom(session).make(0.0)
-    assert 0.9 * DOWN_TO * (1 << 20) < held(*many) <= 1 << 20
+    assert 0.9 * DOWN_TO * (1 << 20) < held(*many, modest) <= 1 << 20
     of_each = [each.held for job in many for each in _of(job)]
     assert max(of_each) < 1.05 * min(of_each)
     assert all(np.array_equal(one, other) for one, other in zip(before, arrays(modest), strict=True))
@@ -99,7 +99,7 @@ def test_an_owner_s_ranks_share_its_room() -> None:
         many[0].tracker.feed(rank, launches_of(np.array([10**9])), np.empty(0, COLLECTIVE))
     CallRoom(session).make(0.0)
     assert all(np.array_equal(*pair) for pair in zip(again[1], arrays(many[1]), strict=True))
-    assert held(*many) <= 1 << 20
+    assert held(*many, modest) <= 1 << 20
 
 
 @pytest.mark.usefixtures("small")
@@ -127,7 +127,7 @@ def test_the_ranks_of_a_node_keep_what_they_kept_before() -> None:
         nccl["call"] = 1
         job.count_traffic(0, collectives_of(times), np.full(len(times), 4, np.uint64))
         job.recent[0] = nccl[-4096:]
-    assert 16 * held(job) <= OF_OWNER
+    assert 16 * held(job) <= SEVERAL
 
 
 def test_what_goes_is_counted_once_it_is_in_no_step() -> None:
