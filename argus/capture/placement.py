@@ -11,7 +11,7 @@ from typing import NamedTuple
 from argus.capture.attachment import Attachment, subject_of
 from argus.capture.kernel.programs import Module
 from argus.capture.prices import Prices
-from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code
+from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code, RemoteCode
 from argus.capture.process.pytorch import Layout
 from argus.capture.process.targets import FileKey, Library
 from argus.model import calls
@@ -84,7 +84,7 @@ class Placement:
         self,
         attachment: Attachment,
         by_program: dict[str, list[tuple[int, int]]],
-        code: Code,
+        code: Code | RemoteCode,
         without: Collection[str],
         timed: bool,
         owner: tuple[int, str],
@@ -95,19 +95,12 @@ class Placement:
             owner: User and container of the process whose file it is.
         """
         library = attachment.library
-        taken: set[int] = set()
         slot = self._file_slot(attachment, owner)
-        for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
-            call = calls.BY_SYMBOL[symbol]
-            if call.kind in without:
-                continue
-            if offset in taken:
-                continue  # another name of a function that has its probe
-            if call.shape is calls.Shape.ATTENTION and (library.layout is None or not attachment.has_slot):
-                continue  # it is not known where its tensors have their sizes
-            if call.program == "torch" and not attachment.has_slot:
-                continue  # it is not known which of its calls come from others
-            taken.add(offset)
+        chosen = self._functions(attachment, without)
+        code.look_ahead(offset for _, offset in chosen)
+        dear = [one for one in chosen if self._prices.of(code.at(one[1])) > self._prices.cheap]
+        code.follow((offset, _throws(call)) for call, offset in dear)
+        for call, offset in chosen:
             with_exit = calls.probes_exit(call, self._launch_durations)
             alone = self._choose_entry(code, call, offset, slot, library)
             entry = self._choose_entry(code, call, offset, slot, library, with_exit=True) if with_exit else alone
@@ -118,18 +111,40 @@ class Placement:
             subject = subject_of(call)
             points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
             points.setdefault(f"{call.program}_enter", []).append((entry.offset, entry.cookie))
-            attachment.functions.append(symbol)
+            attachment.functions.append(call.symbol)
             attachment.prices[call.id] = entry.price
             attachment.entry_points[call.id] = alone.offset, alone.cookie
             attachment.entry_prices[call.id] = alone.price
             if with_exit:
                 points.setdefault(f"{call.program}_exit", []).append((entry.offset, cookie))
-                attachment.exits.append(symbol)
+                attachment.exits.append(call.symbol)
                 attachment.exit_prices[call.id] = self._prices.exit
                 attachment.prices[call.id] += self._prices.exit
 
+    @staticmethod
+    def _functions(attachment: Attachment, without: Collection[str]) -> list[tuple[calls.Call, int]]:
+        """Which functions of a file are probed, and their offsets in it."""
+        library = attachment.library
+        chosen: dict[int, calls.Call] = {}
+        for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
+            call = calls.BY_SYMBOL[symbol]
+            if call.kind in without:
+                continue
+            if call.shape is calls.Shape.ATTENTION and (library.layout is None or not attachment.has_slot):
+                continue  # it is not known where its tensors have their sizes
+            if call.program == "torch" and not attachment.has_slot:
+                continue  # it is not known which of its calls come from others
+            chosen.setdefault(offset, call)  # another name of a function is no other probe
+        return [(call, offset) for offset, call in chosen.items()]
+
     def _choose_entry(
-        self, code: Code, call: calls.Call, offset: int, slot: int, library: Library, with_exit: bool = False
+        self,
+        code: Code | RemoteCode,
+        call: calls.Call,
+        offset: int,
+        slot: int,
+        library: Library,
+        with_exit: bool = False,
     ) -> _Entry:
         """Where the entry of a function is probed: behind its first instructions, if these are dear.
 
@@ -145,7 +160,7 @@ class Placement:
         needed = call.reads & set(range(REGISTER_ARGUMENTS))
         fit = [
             place
-            for place in code.places(offset, throws=call.symbol.startswith("_Z"))
+            for place in code.places(offset, throws=_throws(call))
             if needed <= place.intact
             and (not place.below or not (with_exit or shared))
             and not others & set(range(offset + 1, place.offset + 1))
@@ -199,3 +214,8 @@ class Placement:
         first, last = min(methods.values()), max(methods.values()) + LAST_METHOD_BYTES
         for symbol, offset in methods.items():
             table.set(slot << 8 | calls.BY_SYMBOL[symbol].id, (last - offset) << 32 | (offset - first))
+
+
+def _throws(call: calls.Call) -> bool:
+    """Whether exceptions may pass a function: one of C++."""
+    return call.symbol.startswith("_Z")

@@ -42,7 +42,7 @@ from argus.capture.kernel.ring import HEADER_BYTES, Ring
 from argus.capture.owners import Owners
 from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
-from argus.capture.process.instructions import Code, has_probes
+from argus.capture.process.instructions import code_of, has_probes
 from argus.capture.process.targets import CUBLAS, Library
 from argus.capture.under_way import forget, in_progress
 from argus.model import calls, records
@@ -402,7 +402,7 @@ class Probes:
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
         try:
-            self._placement.choose(attachment, by_program, Code(library.file), without, timed, owner)
+            self._placement.choose(attachment, by_program, code_of(library), without, timed, owner)
         except BaseException:
             self._placement.release(attachment)
             raise

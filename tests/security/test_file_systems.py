@@ -310,7 +310,7 @@ def test_a_user_s_files_are_read_for_a_share_of_the_time(monkeypatch: pytest.Mon
     """Requests of 9 s, one after the other, of one process and of many."""
     one, clock, answered = Reader(), [1000.0], []
 
-    def slow(request: dict[str, Any], data: bytes) -> reader.Answer:
+    def slow(request: dict[str, Any], data: bytes, *_: object) -> reader.Answer:
         clock[0] += 9.0 if request["owner"] == (NOBODY, "") else 0.001
         answered.append(request["pid"])
         return reader.Answer({}, b"", [])
@@ -345,7 +345,7 @@ def test_a_pod_does_not_take_the_time_of_others_whose_processes_are_root_s_too(m
     """And all containers of a user together have a share as well."""
     one, clock = Reader(), [1000.0]
 
-    def slow(request: dict[str, Any], data: bytes) -> reader.Answer:
+    def slow(request: dict[str, Any], data: bytes, *_: object) -> reader.Answer:
         clock[0] += 29.0
         return reader.Answer({}, b"", [])
 

@@ -145,7 +145,7 @@ def test_a_list_of_mappings_that_never_comes_is_given_up(monkeypatch: pytest.Mon
     """A thread that changes mappings holds a lock while it waits for a file system, and who lists them waits for it."""
     one, asked = Reader(), []
 
-    def hang(request: dict[str, object], data: bytes) -> reader.Answer:
+    def hang(request: dict[str, object], data: bytes, *_: object) -> reader.Answer:
         asked.append(request["op"])
         raise TimeoutError
 

@@ -14,12 +14,13 @@ import importlib.util
 import os
 import sys
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from argus.capture.process.mapped import File, open_mapped
-from argus.capture.process.targets import executable_mappings
+from argus.capture.process.targets import Library, executable_mappings
 from argus.capture.reader import progress, reader
 
 LONGEST = 15
@@ -32,10 +33,12 @@ _PART_BYTES = 64 * LONGEST
 """So much is decoded at once."""
 REGISTER_ARGUMENTS = 6
 """Integer arguments in registers: System V, x86-64."""
+_AT_ONCE = 64
+"""Functions that are followed for one question: a third of a second at most."""
 
 
 class Code:
-    """A file of functions. One that cannot be read has none.
+    """A file of functions that is read here. One that cannot be read has none.
 
     Args:
         file: It, open. Its owner may cut it short at any time: it is read, never mapped.
@@ -48,15 +51,107 @@ class Code:
     def at(self, offset: int, size: int = LONGEST) -> bytes:
         """The bytes there; fewer at the file's end."""
         try:
-            return self._file.read(size, offset) if 0 <= offset < 1 << 63 else b""
+            return self.read(offset, size)
         except OSError:
             return b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """As ``at``.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        return self._file.read(size, offset) if 0 <= offset < 1 << 63 else b""
+
+    def look_ahead(self, offsets: Iterable[int]) -> None:
+        """``at`` will be asked for these."""
+
+    def follow(self, functions: Iterable[tuple[int, bool]]) -> None:
+        """``places`` will be asked for these: entry, and whether it throws."""
 
     def places(self, entry: int, *, throws: bool) -> list[Place]:
         """As the function of that name, kept: it takes a millisecond, and is asked for twice where exits are probed."""
         if entry not in self._places:
             self._places[entry] = places(self, entry, throws=throws)
         return self._places[entry]
+
+
+class RemoteCode:
+    """As ``Code``, of a file that the reader process reads. Once it has not answered, it is not asked again: then only
+    entries are known.
+
+    Args:
+        library: The file.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._heads: dict[int, bytes] = {}
+        self._places: dict[tuple[int, bool], list[Place]] = {}
+        self._answers = True
+
+    def at(self, offset: int) -> bytes:
+        """As ``Code.at``."""
+        if offset not in self._heads:
+            self.look_ahead([offset])
+        return self._heads.get(offset, b"")
+
+    def look_ahead(self, offsets: Iterable[int]) -> None:
+        """As ``Code.look_ahead``."""
+        self._ask([offset for offset in dict.fromkeys(offsets) if offset not in self._heads], [])
+
+    def follow(self, functions: Iterable[tuple[int, bool]]) -> None:
+        """As ``Code.follow``."""
+        new = [one for one in dict.fromkeys(functions) if one not in self._places]
+        for at in range(0, len(new), _AT_ONCE):  # between, others' questions are answered
+            self._ask([], new[at : at + _AT_ONCE])
+
+    def places(self, entry: int, *, throws: bool) -> list[Place]:
+        """As ``Code.places``."""
+        if (entry, throws) not in self._places:
+            self.follow([(entry, throws)])
+        return self._places.get((entry, throws)) or [Place(entry, self.at(entry))]
+
+    def _ask(self, heads: list[int], functions: list[tuple[int, bool]]) -> None:
+        if not self._answers or not (heads or functions):
+            return
+        ask, file = partial(reader.shared.ask, heads=heads, functions=functions), self._library.file
+        try:
+            answer = ask("instructions", self._library.pid, places=[file.fd], device=file.device)
+            read, found = reader.checked(answer, partial(_instructions, heads, functions))
+        except OSError:
+            self._answers = False
+            return
+        self._heads |= zip(heads, read, strict=True)
+        self._places |= zip(functions, found, strict=True)
+
+
+def _instructions(
+    heads: list[int], functions: list[tuple[int, bool]], answer: reader.Answer
+) -> tuple[list[bytes], list[list[Place]]]:
+    read = [_code(text) for text in answer.what["heads"]]
+    found = [
+        [_place(entry, row) for row in rows] for (entry, _), rows in zip(functions, answer.what["places"], strict=True)
+    ]
+    begins = [places[0].offset for places in found]
+    if len(read) != len(heads) or begins != [entry for entry, _ in functions]:
+        raise reader.Malformed("instructions")
+    return read, found
+
+
+def _code(text: object) -> bytes:
+    return bytes.fromhex(reader.text(text, 2 * LONGEST))
+
+
+def _place(entry: int, row: list[Any]) -> Place:
+    offset, code, below, intact = row
+    ahead, words = reader.integers([offset - entry, below], LINE_BYTES)
+    return Place(entry + ahead, _code(code), words, frozenset(reader.integers(intact, REGISTER_ARGUMENTS)))
+
+
+def code_of(library: Library) -> Code | RemoteCode:
+    """The functions of a file: read in the reader process, where that has opened it."""
+    return Code(library.file) if isinstance(library.file, File) else RemoteCode(library)
 
 
 @dataclass(frozen=True)
@@ -197,6 +292,11 @@ def _targets(iced: Any, code: Code, entry: int, throws: bool) -> set[int] | None
             if text:
                 waiting.append(at + len(text))
     return targets
+
+
+def settle() -> None:
+    """Loads what decodes instructions."""
+    _iced()
 
 
 @cache

@@ -11,7 +11,9 @@ moment, may put a pipe or a device there, and may give its own symbolic links ab
 * A file is opened in two steps: as a place only (O_PATH), which has no effect on it; then, if it is a regular file, for
   reading. A pipe or a device is never opened. O_NONBLOCK: a file lease does not make Argus wait.
 * What is read, is read with ``pread`` from that descriptor. A memory map would end Argus if the file were cut short.
-* Probes are attached through the descriptor too (``File.path``), so they are in the file that was parsed.
+* Probes are attached through a descriptor of the same file (``Reference.path``), so they are in the file that was
+  parsed. Who attaches them has it as a place only, as the reader process gave it out: it can neither read the file nor
+  be kept waiting when it closes it.
 
 This module imports no numpy.
 """
@@ -76,46 +78,42 @@ class Mapping:
     deleted: bool
 
 
-class File:
-    """A regular file that is open for reading. It is closed when nothing refers to it any more.
+class Reference:
+    """A regular file of a process that is shown to the kernel, and not read here: a place only (O_PATH), which has no
+    effect on the file, even when it is closed. To close a file that is open for reading may wait for a file system in
+    user space without an end, and no signal ends that. So may ``fstat``: nothing is asked of the file.
 
     Args:
         fd: Descriptor, which belongs to this object from now on.
+        status: Of the file: what of ``os.stat_result`` is used.
+        on_overlay: As the attribute.
 
     Attributes:
         fd: The descriptor.
         status: Of the file when it was opened.
+        on_overlay: Whether it is a file of an overlay, as those of containers are: several overlays may show one file.
         path: Leads to this very file, for the kernel and within this process.
     """
 
     __slots__ = ("__weakref__", "_device", "_on_overlay", "fd", "status")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, status: Any, on_overlay: bool | None) -> None:
         self.fd = fd
-        self.status: Any = os.fstat(fd)
-        self._on_overlay: bool | None = None
-        self._device = device_of(self.status.st_dev)
+        self.status = status
+        self._on_overlay = on_overlay
+        self._device = device_of(status.st_dev)
 
     @classmethod
-    def received(cls, fd: int, status: Any, on_overlay: bool) -> File:
-        """A file that the reader process opened and describes: to ask it again might never be answered.
-
-        Args:
-            fd: As of the class.
-            status: Its status: what of ``os.stat_result`` is used.
-            on_overlay: As the attribute.
-        """
-        file = cls.__new__(cls)
-        file.fd, file.status, file._on_overlay = fd, status, on_overlay
-        file._device = device_of(status.st_dev)
-        return _open.setdefault(file.key, file)
+    def received(cls, fd: int, status: Any, on_overlay: bool) -> Reference:
+        """A file that the reader process opened and describes; the one of before, if there is one."""
+        made = cls(fd, status, on_overlay)
+        return _received.setdefault(made.key, made)
 
     def __del__(self) -> None:
-        with progress.Touching(self._device):  # a file system in user space is asked
-            os.close(self.fd)
+        os.close(self.fd)
 
     def __repr__(self) -> str:
-        return f"File({self.fd}, {self.key})"
+        return f"{type(self).__name__}({self.fd}, {self.key})"
 
     @property
     def path(self) -> str:
@@ -127,8 +125,38 @@ class File:
         return (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
     @property
+    def device(self) -> str:
+        """The device it is on, as /proc/PID/maps writes devices."""
+        return self._device
+
+    @property
     def on_overlay(self) -> bool:
-        """Whether it is a file of an overlay, as those of containers are: several overlays may show one file."""
+        return bool(self._on_overlay)
+
+    def place(self) -> int:
+        """A descriptor of the same file as a place alone (O_PATH), for another process."""
+        return os.open(self.path, os.O_PATH | os.O_CLOEXEC)
+
+
+class File(Reference):
+    """A regular file that is open for reading: in the reader process, where there is one. It is closed when nothing
+    refers to it any more.
+
+    Args:
+        fd: Descriptor, which belongs to this object from now on.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, os.fstat(fd), None)
+
+    def __del__(self) -> None:
+        with progress.Touching(self._device):  # a file system in user space is asked
+            os.close(self.fd)
+
+    @property
+    def on_overlay(self) -> bool:
         if self._on_overlay is None:
             with progress.file(self._device):
                 self._on_overlay = _file_system(self.fd) == _OVERLAY
@@ -160,6 +188,8 @@ class File:
 
 _open: weakref.WeakValueDictionary[Key, File] = weakref.WeakValueDictionary()
 """Files that are open now: processes of a node map the same ones, and share a descriptor."""
+_received: weakref.WeakValueDictionary[Key, Reference] = weakref.WeakValueDictionary()
+"""The same of those that the reader process opened."""
 
 
 def owner_text(pid: int) -> str:
@@ -344,6 +374,21 @@ def open_file(path: str | os.PathLike[str]) -> File:
         OSError: It cannot be opened.
     """
     with _place(os.fspath(path)) as place:
+        return _open_place(place)
+
+
+def open_referred(place: int, device: str) -> File:
+    """Opens for reading what another process has as a ``Reference``.
+
+    Args:
+        place: Its descriptor, which stays the caller's.
+        device: The one that the file is on.
+
+    Raises:
+        Refused: It is no regular file.
+        OSError: It cannot be opened.
+    """
+    with progress.file(device):
         return _open_place(place)
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import platform
 import struct
+import weakref
 
 from argus.capture.process.elf import Elf, NotElf
-from argus.capture.process.mapped import File, Lasting, lasting
+from argus.capture.process.mapped import File, Lasting, Reference, lasting
 from argus.capture.reader import progress, reader
 from argus.model.groups import Place
 
@@ -31,15 +32,19 @@ _WIDE = frozenset((0x48, 0x49, 0x4C, 0x4D))
 
 _MOST_LIBRARIES = 256
 _offsets: dict[Lasting, int | None] = {}
+_received: weakref.WeakKeyDictionary[Reference, int | None] = weakref.WeakKeyDictionary()
+"""What the reader process found in the code of files that are in use."""
 
 
-def rank_offset(library: File, owner: str = "") -> int | None:
+def rank_offset(library: Reference, owner: str = "") -> int | None:
     """Offset in bytes of the rank in a communicator. None: not in the code of this library, or no x86_64.
 
     Args:
-        library: The file. Each is read once.
-        owner: ``mapped.owner_text``, where it is read; empty: it was (``remember``) since it is open here.
+        library: The file. Each is read once; one that this process cannot read was (``remember``).
+        owner: ``mapped.owner_text``, where it is read.
     """
+    if not isinstance(library, File):
+        return _received.get(library)
     key = lasting(library.key, owner)
     if key not in _offsets:
         if len(_offsets) >= _MOST_LIBRARIES:
@@ -48,11 +53,9 @@ def rank_offset(library: File, owner: str = "") -> int | None:
     return _offsets[key]
 
 
-def remember(library: File, offset: int | None) -> None:
+def remember(library: Reference, offset: int | None) -> None:
     """Takes over what a reader process found (``rank_offset``)."""
-    if len(_offsets) >= _MOST_LIBRARIES:
-        _offsets.clear()
-    _offsets[lasting(library.key, "")] = offset
+    _received[library] = offset
 
 
 def _read_offset(library: File) -> int | None:

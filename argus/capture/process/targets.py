@@ -14,13 +14,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
 from argus.capture.process import nccl, symbol_cache
 from argus.capture.process.elf import Beyond, NotElf, Place
-from argus.capture.process.mapped import Allowance, File, Lasting, key_of, lasting, open_mapped, owner_text
+from argus.capture.process.mapped import Allowance, File, Lasting, Reference, key_of, lasting, open_mapped, owner_text
 from argus.capture.process.mapped import Mapping as Mapping
 from argus.capture.process.pytorch import GroupLayout, Layout, layout_of
 from argus.capture.reader import left_out, reader
@@ -95,7 +95,7 @@ class Library:
 
     Attributes:
         path: As the process sees it.
-        file: It, open: what is parsed and what is probed.
+        file: It: what was parsed and what is probed. A ``File`` where no reader process has parsed it.
         device, inode: As /proc/PID/maps shows them.
         stamp: Size and time of change: file systems give a freed inode to the next file.
         deleted: The file was replaced or removed after it was mapped.
@@ -104,10 +104,11 @@ class Library:
             libnvToolsExt it contains.
         text_bytes: Size of its code.
         layout: Where this PyTorch's objects keep things; None: not known, or not PyTorch.
+        pid: The process that it was found in, for which the reader process reads it; 0: none.
     """
 
     path: str
-    file: File
+    file: Reference
     device: str
     inode: int
     deleted: bool
@@ -116,6 +117,7 @@ class Library:
     stamp: tuple[int, int] = (0, 0)
     text_bytes: int = 0
     layout: Layout | None = None
+    pid: int = field(default=0, compare=False)
 
     @cached_property
     def on_gpu(self) -> bool:
@@ -719,7 +721,7 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
         OSError: The process ended, or may not be looked at.
     """
     if reader.shared.on and allowance is _new_files:
-        return reader.checked(reader.shared.ask("libraries", pid), _of_reader)  # type: ignore[no-any-return]
+        return reader.checked(reader.shared.ask("libraries", pid), partial(_of_reader, pid))  # type: ignore[no-any-return]
     by_start: list[tuple[int, Library]] = []
     # A file may be mapped in several parts; the first stands for it.
     by_file: dict[tuple[str, int], Mapping] = {}
@@ -761,6 +763,7 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
                 (file.status.st_size, file.status.st_ctime_ns),
                 text_bytes,
                 layout_of(pid, mapping.path) if TORCH[0] in roles else None,
+                pid,
             )
             by_start.append((mapping.start, library))
     libraries = Libraries(library for _, library in sorted(by_start, key=lambda item: item[0]))
@@ -768,8 +771,8 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
     return libraries
 
 
-def _of_reader(answer: reader.Answer) -> Libraries:
-    """What the reader process has found."""
+def _of_reader(pid: int, answer: reader.Answer) -> Libraries:
+    """What the reader process has found in a process."""
     rows = answer.what["libraries"]
     if len(rows) != len(answer.fds):
         raise reader.Malformed("libraries without descriptors")
@@ -787,7 +790,7 @@ def _of_reader(answer: reader.Answer) -> Libraries:
             st_ctime_ns=ctime_ns,
             st_mtime_ns=mtime_ns,
         )
-        file = File.received(answer.fds.pop(0), status, bool(row["on_overlay"]))
+        file = Reference.received(answer.fds.pop(0), status, bool(row["on_overlay"]))
         names = list(row["offsets"])
         layout = None
         if row["layout"] is not None:
@@ -809,6 +812,7 @@ def _of_reader(answer: reader.Answer) -> Libraries:
                 (size, ctime_ns),
                 reader.integers([row["text_bytes"]])[0],
                 layout,
+                pid,
             )
         )
     libraries.unread = reader.integers([answer.what["unread"]], 1 << 32)[0]

@@ -199,10 +199,10 @@ class _Reader:
         self.sock, self.cpu_s = sock, cpu_s
         self.sessions: dict[int, _Session] = {}
         self.names = KernelNames()
-        self.sent: list[Any] = []
-        """Keeps the files open whose descriptors are on their way."""
         self.places: list[int] = []
         """Descriptors that are closed once they were sent."""
+        self.given: list[int] = []
+        """Descriptors that came with the request."""
         self.memories: dict[int, Any] = {}
         """Memory that names are read in, by the number that the parent has for it."""
         self.entries: list[tuple[str, str]] = []
@@ -217,7 +217,7 @@ class _Reader:
         from argus.capture.process.targets import find_libraries
 
         libraries = find_libraries(request["pid"])
-        rows, fds = [], []
+        rows = []
         for one in libraries[:MAX_FDS]:
             status, layout = one.file.status, one.layout
             group = None if layout is None or layout.group is None else list(vars(layout.group).values())
@@ -239,10 +239,21 @@ class _Reader:
                     ],
                 }
             )
-            fds.append(one.file.fd)
-        self.sent = list(libraries)
+            # What reads is closed here, where a file system that never answers is noticed, and given out to nobody.
+            self.places.append(one.file.place())
         kept, self.entries = self.entries, []
-        return {"libraries": rows, "unread": libraries.unread, "entries": kept}, b"", fds
+        return {"libraries": rows, "unread": libraries.unread, "entries": kept}, b"", self.places
+
+    def instructions(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        """Of a file that came with the request: the bytes at some offsets, and where functions may be probed."""
+        from argus.capture.process.instructions import LONGEST, Code
+        from argus.capture.process.mapped import open_referred
+
+        code = Code(open_referred(self.given[0], request["device"]))
+        heads = [code.read(offset, LONGEST).hex() for offset in request["heads"]]
+        found = [code.places(entry, throws=throws) for entry, throws in request["functions"]]
+        rows = [[[one.offset, one.code.hex(), one.below, sorted(one.intact)] for one in places] for places in found]
+        return {"heads": heads, "places": rows}, b"", []
 
     @staticmethod
     def _rank_offset(library: Any, pid: int) -> int | None:
@@ -471,9 +482,7 @@ class _Reader:
 
         trim_due = time.monotonic() + _TRIM_S
         while True:
-            head, fds = receive_head(self.sock)
-            for fd in fds:
-                os.close(fd)
+            head, self.given = receive_head(self.sock)
             _, size, more, _ = HEADER.unpack(head)
             request, data = json.loads(receive(self.sock, size)), receive(self.sock, more)
             progress.process, progress.owner = request["pid"], tuple(request["owner"])
@@ -487,6 +496,8 @@ class _Reader:
                 give = {"failed": "MemoryError"}, b"", []
             except Exception as reason:
                 give = {"failed": f"{type(reason).__name__}: {reason}"[:500]}, b"", []
+            while self.given:
+                os.close(self.given.pop())
             signal.setitimer(signal.ITIMER_PROF, 0)
             progress.clear()
             give[0]["left_out"] = [[name, number] for name, pid, number in left_out.take() if pid == request["pid"]]
@@ -507,7 +518,7 @@ _OPS: dict[str, _Op] = {
         *("libraries", "interpreter", "open", "close", "refresh", "find_python", "threads", "collections"),
         *("gil_holder", "learn", "resolve", "blocked", "file", "facts", "group", "place", "dead", "hello"),
         *("remember", "forget", "symbol", "string"),
-        *("maps", "cupti", "helper", "helper_memory", "texts", "c_library", "probed"),
+        *("maps", "cupti", "helper", "helper_memory", "texts", "c_library", "probed", "instructions"),
     )
 }
 
@@ -550,11 +561,10 @@ def main() -> None:
     import argus.capture.blocked
     import argus.capture.process.c_library
     import argus.capture.process.cupti
-    import argus.capture.process.instructions
     import argus.capture.process.names
     import argus.capture.process.nccl
     import argus.capture.process.targets  # noqa: F401
-    from argus.capture.process import cupti, demangler
+    from argus.capture.process import cupti, demangler, instructions
     from argus.capture.reader import progress
     from argus.system import disk_cache
 
@@ -563,6 +573,7 @@ def main() -> None:
     disk_cache.folder = lambda kind: Path(folder, kind) if folder else None
     demangler._library()
     cupti.memory_device()  # readers make no files
+    instructions.settle()
     progress.page = memoryview(shared)
     give_up_rights(USER + int(sys.argv[3]) % 0x01000000)
     _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # giving up a user has cleared it

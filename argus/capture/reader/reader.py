@@ -23,8 +23,10 @@ trace gives up its rights. Imports no numpy.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -39,6 +41,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -47,6 +50,7 @@ from argus.capture.reader import left_out, progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
 from argus.model.counters import describe
 from argus.system import disk_cache, privileges
+from argus.system.aside import Aside
 from argus.system.proc import field_of, owner_of, read_file, stat_of
 
 PROC = Path("/proc")
@@ -134,8 +138,7 @@ class Answer:
 
     def close(self) -> None:
         """Closes descriptors that nobody took."""
-        for fd in self.fds:
-            os.close(fd)
+        _close(self.fds)
         self.fds = []
 
 
@@ -378,22 +381,23 @@ class Reader:
 
     # ---- questions
 
-    def ask(self, op: str, pid: int, data: bytes = b"", **more: Any) -> Answer:
+    def ask(self, op: str, pid: int, data: bytes = b"", *, places: Sequence[int] = (), **more: Any) -> Answer:
         """Asks for something of a process.
 
         Args:
             op: One of ``reader_process``.
             pid: The process.
             data: Sent beside the request.
+            places: Descriptors of files (O_PATH) that are sent along, and stay the caller's.
             more: The request's other parts.
 
         Raises:
             OSError: It cannot be had: the reader says so, or hangs, ended, or answered nonsense.
         """
         with self._lock:
-            return self._ask(op, pid, data, more)
+            return self._ask(op, pid, data, places, more)
 
-    def _ask(self, op: str, pid: int, data: bytes, more: dict[str, Any]) -> Answer:
+    def _ask(self, op: str, pid: int, data: bytes, places: Sequence[int], more: dict[str, Any]) -> Answer:
         if self._nursery is None:
             raise Unreadable("there is no reader")
         if self._strikes[pid] >= STRIKES:
@@ -410,7 +414,7 @@ class Reader:
         self._renew()
         spent = _Spent(self._pid)
         try:
-            answer = self._exchange({"op": op, "pid": pid, "owner": owner, **more}, data)
+            answer = self._exchange({"op": op, "pid": pid, "owner": owner, **more}, data, places)
         except (Malformed, wire.Closed, OSError) as failure:
             self._blame(pid, owner, failure)
             raise Unreadable(f"{op} of process {pid}: {failure}") from failure
@@ -559,7 +563,7 @@ class Reader:
         self._page[0] = 0
         return text
 
-    def _exchange(self, request: dict[str, Any], data: bytes) -> Answer:
+    def _exchange(self, request: dict[str, Any], data: bytes, places: Sequence[int] = ()) -> Answer:
         """One request, one answer.
 
         Raises:
@@ -570,7 +574,7 @@ class Reader:
         assert sock is not None
         wire_text = json.dumps(request).encode()
         waiting = _Waiting(sock, number, HUNG_S if self._is_patient(request["owner"]) else IMPATIENT_S)
-        waiting.send(HEADER.pack(MAGIC, len(wire_text), len(data), 0) + wire_text + data)
+        waiting.send(HEADER.pack(MAGIC, len(wire_text), len(data), len(places)) + wire_text + data, places)
         while True:
             answer = waiting.receive()
             if "slow" not in answer.what:
@@ -708,10 +712,12 @@ class _Waiting:
         # Whose files are waited for less is waited for less here, too.
         return waited_s > min(SLOW_S + SLOW_PER_CPU * ran_s, SLOWEST_S) * self._hung_s / HUNG_S
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes, places: Sequence[int] = ()) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", places))] if places else []
         while message:
             self._ready(select.POLLOUT)
-            message = message[self._sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+            message = message[self._sock.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+            rights = []  # they have gone with the first bytes
 
     def take(self, size: int) -> bytes:
         """So many bytes.
@@ -737,6 +743,11 @@ class _Waiting:
             magic, size, more, count = HEADER.unpack(head)
             if magic != MAGIC or size > MAX_JSON or more > MAX_BYTES or count != len(fds) or count > MAX_FDS:
                 raise Malformed("an answer of an unknown form")
+            if reading := [fd for fd in fds if not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH]:
+                # To close a file of a file system in user space waits for it, and no signal ends that.
+                fds = [fd for fd in fds if fd not in reading]
+                Aside(partial(_close, reading), "argus-close")
+                raise Malformed("descriptors that read")
             try:
                 what = json.loads(self.take(size))
             except (ValueError, RecursionError) as reason:
@@ -745,9 +756,13 @@ class _Waiting:
                 raise Malformed("an answer that is no object")
             return Answer(what, self.take(more), fds)
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             raise
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _state(pid: int) -> tuple[str, tuple[bytes, ...]]:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from argus.capture.process.mapped import File, open_file
-from argus.capture.process.nccl import common_offset, loads_in, rank_offset, read_place
+from argus.capture.process.mapped import File, Reference, open_file
+from argus.capture.process.nccl import common_offset, loads_in, rank_offset, read_place, remember
 from argus.capture.process.targets import Library
 from argus.live.job import Job, Member
 from argus.model.calls import BY_SYMBOL
@@ -51,6 +51,16 @@ def test_the_rank_s_offset_is_inferred_from_the_getters(tmp_path: Path, before: 
     assert read_place(os.getpid(), ctypes.addressof(block), offset) is None, "no rank of its size"
     assert read_place(os.getpid(), 16, offset) is None
     assert read_place(2**22 + 1, ctypes.addressof(block), offset) is None
+
+
+def test_what_a_reader_found_is_kept_as_long_as_its_file(tmp_path: Path) -> None:
+    """This process cannot read it again. After 256 libraries all was forgotten."""
+    library = build(tmp_path, 64)
+    held = [Reference(library.place(), library.status, False) for _ in range(300)]
+    for number, one in enumerate(held):
+        remember(one, number)
+    assert [rank_offset(one) for one in held] == list(range(300))
+    assert rank_offset(Reference(library.place(), library.status, False)) is None, "of it nothing was found"
 
 
 def test_nothing_is_read_of_a_library_that_is_laid_out_otherwise(tmp_path: Path) -> None:

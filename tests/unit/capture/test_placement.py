@@ -1,0 +1,38 @@
+"""Which functions of a file are probed."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+from argus.capture.placement import Placement
+from argus.model import calls
+
+
+def one_by_one(attachment: Any, without: set[str]) -> list[tuple[calls.Call, int]]:
+    """As it was before all functions were read at once."""
+    library, taken, chosen = attachment.library, set(), []
+    for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
+        call = calls.BY_SYMBOL[symbol]
+        if call.kind in without or offset in taken:
+            continue
+        if call.shape is calls.Shape.ATTENTION and (library.layout is None or not attachment.has_slot):
+            continue
+        if call.program == "torch" and not attachment.has_slot:
+            continue
+        taken.add(offset)
+        chosen.append((call, offset))
+    return chosen
+
+
+def test_the_functions_are_those_that_were_chosen_one_by_one() -> None:
+    random.seed(7)
+    symbols, kinds = list(calls.BY_SYMBOL), sorted({call.kind for call in calls.CALLS})
+    for _ in range(300):
+        some = random.sample(symbols, random.randrange(1, len(symbols)))
+        offsets = {symbol: random.randrange(1, 100) for symbol in some}
+        library = SimpleNamespace(offsets=offsets, layout=random.choice([None, object()]))
+        attachment: Any = SimpleNamespace(library=library, has_slot=random.random() < 0.5)
+        without = set(random.sample(kinds, random.randrange(3)))
+        assert Placement._functions(attachment, without) == one_by_one(attachment, without)
