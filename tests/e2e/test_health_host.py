@@ -76,7 +76,11 @@ BAD: list[tuple[str, dict[str, str], str, str]] = [
     ("memory", {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 40000 kB\n"}, "warning", "4.0% of"),
     ("memory", {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 10000 kB\n"}, "critical", "1.0% of"),
     ("swap", {"proc/vmstat": "pswpin 500000\npswpout 500000\n"}, "warning", "278 pages a second"),
-    ("swap", {"proc/vmstat": "pswpin 50000000\npswpout 500000\n"}, "critical", "14028 pages a second"),
+    ("swap", {"proc/vmstat": "pswpin 50000000\npswpout 500000\n", **SHORT}, "critical", "14028 pages a second"),
+    ("swap", {"proc/vmstat": "pswpin 500000\npswpout 500000\n", **SHORT}, "warning", "278 pages a second"),
+    # A user swaps his own pages (madvise, memory.high) on a node that has enough:
+    ("swap", {"proc/vmstat": "pswpin 50000000\npswpout 500000\n"}, "warning", "not known to be short of memory"),
+    ("swap", {"proc/vmstat": "pswpin 50000000\npswpout 0\n", "proc/meminfo": ""}, "warning", "short of memory"),
     ("oom", {"proc/vmstat": "oom_kill 3\n"}, "warning", "1 processes killed for want of memory in the last 60 min"),
     ("edac", {f"{EDAC}/ue_count": "1"}, "critical", "mc0: 1 uncorrected"),
     ("edac", {f"{EDAC}/ce_count": "53"}, "warning", "mc0: 50 corrected"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argus.health.check import Absent, Blind, Look, Result, numbers
+from argus.health.check import Absent, Look, Result
+from argus.health.checks._memory import AVAILABLE, is_short
 from argus.health.limit import Limit
 
 LIMITS: dict[str, Limit] = {
@@ -24,11 +25,7 @@ LIMITS: dict[str, Limit] = {
     "memory_critical": Limit(
         0.6, "the same: critical, if the node itself is short of memory", "oomd.conf(5): DefaultMemoryPressureLimit"
     ),
-    "available": Limit(
-        0.05,
-        "available share of memory: below, the node is short of it",
-        "else a control group's own limit is why, and any user may set one of his (memory.high)",
-    ),
+    "available": AVAILABLE,
 }
 
 _HINT = "Lower the job's use, or raise its limit: if memory is free, a control group is at its own (systemd-cgtop -m)."
@@ -55,18 +52,8 @@ def check(look: Look) -> Result:
         found.warning(f"everything stood still for I/O for {io:.0%} of the last minute", "See which disk: iostat -x.")
     memory = figures.get("memory_full_share", 0.0)
     text = f"everything stood still for memory for {memory:.0%} of the last minute"
-    if memory >= limits["memory_critical"] and _is_short_of_memory(look):
+    if memory >= limits["memory_critical"] and is_short(look):
         found.critical(text, "Free memory, or lower the job's use.")
     elif memory >= limits["memory"]:
         found.warning(text, _HINT)
     return found.result(f"CPU {figures['cpu_some_share']:.0%}, memory {memory:.0%}, I/O {io:.0%}")
-
-
-def _is_short_of_memory(look: Look) -> bool:
-    """Whether the whole node is, as far as is known: pressure counts tasks that only their control group's limit holds
-    up. Direct reclaim (``allocstall``) does not show it: reading a large file makes some."""
-    try:
-        memory = dict(numbers(look.read("proc/meminfo")))
-        return memory["MemAvailable"] < float(look.limits["available"]) * memory["MemTotal"]
-    except (Absent, Blind, KeyError):
-        return False

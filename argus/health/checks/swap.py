@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argus.health.check import Look, Result, numbers
+from argus.health.checks._memory import AVAILABLE, is_short
 from argus.health.limit import Limit
 
 LIMITS: dict[str, Limit] = {
@@ -11,8 +12,15 @@ LIMITS: dict[str, Limit] = {
         "pages a second, in and out: warning",
         "0.4 MB/s: a training job is to swap nothing; less is old pages that leave once",
     ),
-    "critical": Limit(10000.0, "pages a second, in and out: critical", "40 MB/s: steps wait for it"),
+    "critical": Limit(
+        10000.0,
+        "pages a second, in and out: critical, if the node itself is short of memory",
+        "40 MB/s: steps wait for it",
+    ),
+    "available": AVAILABLE,
 }
+
+_HINT = "If memory is free, a control group is at its limit (systemd-cgtop -m), or a process swaps its own pages."
 
 
 def check(look: Look) -> Result:
@@ -26,7 +34,10 @@ def check(look: Look) -> Result:
     rate = rise / max(look.span_s, 1.0)
     found.figures["pages_per_s"] = rate
     text = f"{rate:.0f} pages a second swapped {look.since()}"
-    found.above(
-        rate, look.limits["warning"], look.limits["critical"], text, "Memory is short: see what uses it, or swapoff."
-    )
+    if rate >= look.limits["critical"] and is_short(look):
+        found.critical(text, "Memory is short: see what uses it, or swapoff.")
+    elif rate >= look.limits["critical"]:
+        found.warning(f"{text}, though the node is not known to be short of memory", _HINT)
+    elif rate >= look.limits["warning"]:
+        found.warning(text, _HINT)
     return found.result(text)
