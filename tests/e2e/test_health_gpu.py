@@ -379,6 +379,9 @@ LOG += [
     ("print_req_error: I/O error, dev fd0, sector 0", "warning"),
     ("Buffer I/O error on dev loop0p1, logical block 1, async page read", "warning"),
     ("Buffer I/O error on device sr0, logical block 1", "warning"),
+    ("I/O error, dev ublkb0, sector 8 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2", "warning"),
+    ("Buffer I/O error on dev ublkb12p1, logical block 1, async page read", "warning"),
+    ("I/O error, dev ublkc0, sector 8 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2", "critical"),
     ("Buffer I/O error on dev ram1, logical block 0, async page read", "warning"),
     ("Buffer I/O error on device sda, logical block 1", "critical"),
 ]

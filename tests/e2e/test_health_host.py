@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from argus.health import config
 from argus.health.check import Absent, Blind, Look, Result
-from argus.health.checks import _mounts
+from argus.health.checks import _mounts, disks_full
 from tests.e2e import test_health_gpu
 from tests.e2e.health_node import Node
 from tests.lacking import needs_mounts
@@ -108,6 +109,10 @@ BAD: list[tuple[str, dict[str, str], str, str]] = [
      "/ (/dev/sda1) is read-only"),
     ("read_only", {"proc/1/mountinfo": GOOD["proc/1/mountinfo"] + "29 22 0:7 / /tmp ro - tmpfs x rw\n"},
      "critical", "/tmp cannot be written: /tmp is read-only"),
+    ("read_only", {"proc/1/mountinfo": GOOD["proc/1/mountinfo"] + "29 22 7:0 / /media/u ro - ext4 /dev/loop0 ro\n"},
+     "warning", "/media/u (/dev/loop0) is read-only"),
+    ("read_only", {"proc/1/mountinfo": GOOD["proc/1/mountinfo"] + "29 22 8:3 / /loop0 ro - ext4 /dev/sdloop0 ro\n"},
+     "critical", "/loop0 (/dev/sdloop0) is read-only"),
     ("read_only", {"sys/fs/ext4/sda1/errors_count": "4"}, "warning", "sda1: ext4 has counted errors"),
     ("clock", {CLOCK: "hpet"}, "critical", "time is counted by hpet"),
 ]  # fmt: skip
@@ -152,6 +157,31 @@ def test_what_a_user_mounts_is_no_disk_of_the_node(tmp_path: Path, name: str) ->
     node = Node(tmp_path)
     node.file("proc/1/mountinfo", mounts.replace("=1000", "=0"))
     assert [one.path for one in _mounts.mounts(look_at)] == ["/home/u0", "/home/u9"]
+
+
+@pytest.mark.parametrize(
+    ("device", "place", "status"),
+    [
+        ("/dev/sda1", "data", "critical"),
+        ("/dev/loop0", "data", "warning"),
+        ("/dev/ublkb1p2", "data", "warning"),
+        ("/dev/loop0", "tmp", "critical"),
+    ],
+)
+def test_a_full_image_is_critical_only_where_jobs_need_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, place: str, status: str
+) -> None:
+    full = SimpleNamespace(f_blocks=100, f_bfree=1, f_bavail=1, f_files=0, f_favail=0)
+    monkeypatch.setattr(disks_full.os, "statvfs", lambda path: full)
+    result = look(tmp_path, "disks_full", {"proc/1/mountinfo": f"30 22 7:0 / /{place} rw - ext4 {device} rw\n"})
+    assert (result.status, result.text) == (status, f"/{place}: 99% of its space used")
+
+
+def test_a_disk_that_a_user_s_program_plays_is_not_timed(tmp_path: Path) -> None:
+    """Any user may make one where ublk is open to all (UBLK_F_UNPRIVILEGED_DEV), and let it answer slowly."""
+    theirs = "259 1 ublkb0 1500 0 0 1505000 1500 0 0 1505000 0 0 0\n"
+    with pytest.raises(Absent, match="no disks"):
+        look(tmp_path, "disk_slow", {"proc/diskstats": theirs, "sys/block/ublkb0/dev": "259:1"})
 
 
 LOADS = {
@@ -348,6 +378,7 @@ def test_a_clock_that_is_off(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from argus.health.check import Look
 from argus.health.checks import clock
 result = clock.check(Look({key: limit.default for key, limit in clock.LIMITS.items()}, Path(sys.argv[1])))

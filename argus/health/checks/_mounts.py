@@ -10,6 +10,9 @@ from argus.health.check import Look
 
 NETWORK = ("nfs", "nfs4", "lustre", "cifs", "ceph", "gpfs", "beegfs", "fuse.glusterfs", "wekafs")
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "vfat")
+IMAGE = r"(loop|nbd|z?ram|sr|fd|ublkb)\d+(p\d+)?"
+"""Devices behind which there is an image, memory, a medium or a program: often a user's, which a program with root's
+rights has mounted (Singularity, udisks), and any user can make one that is broken, read-only or full."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class Mount:
     read_only: bool
     """Of the file system, or of the mount itself."""
     file_system_read_only: bool
+
+    @property
+    def is_image(self) -> bool:
+        """Whether what is mounted may be a user's image, ``IMAGE``."""
+        return re.fullmatch(f"/dev/{IMAGE}", self.device) is not None
 
 
 def mounts(look: Look) -> list[Mount]:

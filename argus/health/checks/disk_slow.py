@@ -24,7 +24,10 @@ def check(look: Look) -> Result:
     for line in look.read("proc/diskstats").splitlines():
         words = line.split()
         name = words[2]
-        if name.startswith(("loop", "ram", "zram", "sr", "dm-")) or not look.path(f"sys/block/{name}").exists():
+        if (
+            name.startswith(("loop", "ram", "zram", "sr", "dm-", "ublkb"))
+            or not look.path(f"sys/block/{name}").exists()
+        ):
             continue
         operations, spent_ms = int(words[3]) + int(words[7]), int(words[6]) + int(words[10])
         found.figures |= {f"operations_total/{name}": float(operations), f"spent_s_total/{name}": spent_ms / 1000}

@@ -6,6 +6,7 @@ import re
 
 from argus.health.check import Look, Result
 from argus.health.checks._kmsg import messages
+from argus.health.checks._mounts import IMAGE
 from argus.health.limit import Limit
 
 LIMITS: dict[str, Limit] = {
@@ -15,9 +16,6 @@ LIMITS: dict[str, Limit] = {
 
 _DEVICE = r"(?:[\w.-]+ [\w:.-]*[\w-](?: [\w.-]+)?: )?"
 """What dev_err and netdev_err put before a message: driver, device, interface."""
-_IMAGE = r"(loop|nbd|z?ram|sr|fd)\d+(p\d+)?"
-"""Devices behind which there is an image, memory or a medium: often a user's image that a program with root's rights
-has mounted (Singularity), and any user can make a broken one."""
 
 # Messages of the kernel (6.x sources: the name of the file behind each) from their beginning on, since others hold what
 # processes and files are called. So each asks for more than the 15 bytes that the name of a process has, before it lets
@@ -54,11 +52,11 @@ PATTERNS: list[tuple[str, bool, str]] = [
         "A CPU hung in the kernel: update kernel or driver, restart.",
     ),
     (
-        rf"EXT4-fs error \(device {_IMAGE}\)|EXT4-fs \({_IMAGE}\): Remounting filesystem read-only"
-        rf"|XFS \({_IMAGE}\): .*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)"
-        rf"|BTRFS:? (error|critical|alert|emerg) \(device {_IMAGE}[ :)]"
-        rf"|((blk_update_request|print_req_error): )?(I/O error|critical medium error), dev {_IMAGE}, sector \d"
-        rf"|Buffer I/O error on dev(ice)? {_IMAGE},",
+        rf"EXT4-fs error \(device {IMAGE}\)|EXT4-fs \({IMAGE}\): Remounting filesystem read-only"
+        rf"|XFS \({IMAGE}\): .*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)"
+        rf"|BTRFS:? (error|critical|alert|emerg) \(device {IMAGE}[ :)]"
+        rf"|((blk_update_request|print_req_error): )?(I/O error|critical medium error), dev {IMAGE}, sector \d"
+        rf"|Buffer I/O error on dev(ice)? {IMAGE},",
         False,
         "An image is broken, or what it lies on: often a user's (losetup -l).",
     ),

@@ -22,9 +22,11 @@ def check(look: Look) -> Result:
     for mount in every.values():
         turned = mount.file_system_read_only and mount.type in LOCAL
         if turned and mount.path not in intended and mount.path not in look.limits["skip"]:
-            found.critical(
-                f"{mount.path} ({mount.device}) is read-only", "It had an error: dmesg, then fsck and mount again."
-            )
+            text = f"{mount.path} ({mount.device}) is read-only"
+            if mount.is_image:
+                found.warning(text, "It had an error, or was mounted so: often a user's image (losetup -l).")
+            else:
+                found.critical(text, "It had an error: dmesg, then fsck and mount again.")
     for place in look.limits["writable"]:
         below = [path for path in every if place == path or place.startswith(path.rstrip("/") + "/")]
         if below and every[max(below, key=len)].read_only:
