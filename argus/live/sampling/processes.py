@@ -21,11 +21,11 @@ from argus.capture.reader import reader
 from argus.capture.reader.remote import RemotePython, RemoteResolver, RemoteSymbols
 from argus.live.job import Job
 from argus.live.roster import YOUNG_S
+from argus.live.sampling.children import Descendants
 from argus.live.sampling.process import SampledProcess, symbols_of
 from argus.live.sampling.programs import StackPrograms
 from argus.live.session import Session
 from argus.model.losses import Whom
-from argus.system.proc import read_file
 
 REFRESH_ALL_S = 5.0
 """How often children of all threads are looked for, and programs executed that the kernel did not report."""
@@ -58,6 +58,7 @@ class SampledProcesses:
         self._programs = programs
         self._counters = counters
         self.by_pid: dict[int, SampledProcess] = {}
+        self._descendants = Descendants(session)
         self._left_alone: set[int] = set()
         """Processes that could not be added at all."""
         self._ends: select.epoll | None = None
@@ -131,15 +132,14 @@ class SampledProcesses:
         return [self.by_pid[pid] for pid in wanted if pid in self.by_pid and pid not in before]
 
     def _add_children(self, wanted: dict[int, tuple[Job, int]], *, all_threads: bool) -> None:
-        """Adds what these processes have forked, if the kernel has counted a clone since."""
+        """Adds what these processes have forked, if the kernel has counted a clone since; over several looks."""
         clones = self._programs.probes.clones()
         if clones != self._clones or (all_threads and clones != self._clones_of_threads):
             self._clones = clones
             if all_threads:
                 self._clones_of_threads = clones
-            for pid, whose in list(wanted.items()):
-                for child in children_of(pid, all_threads=all_threads):
-                    wanted.setdefault(child, whose)
+            self._descendants.search(all_threads=all_threads)
+        self._descendants.find(wanted)
 
     def _runs_as_another(self, pid: int, job: Job) -> bool:
         """Whether a process runs as another user than its job, and is counted as left out: what a setuid program does
@@ -436,25 +436,3 @@ class SampledProcesses:
             return
         self._features[key] = (state, reason)
         self._session.write_features(job, [rank], [(feature, state, reason)])
-
-
-def children_of(pid: int, *, all_threads: bool) -> list[int]:
-    """Everything that a process has forked and that lives; empty where the kernel does not list it
-    (CONFIG_PROC_CHILDREN).
-
-    Args:
-        pid: The process.
-        all_threads: Also what other threads than the main one have forked.
-    """
-    children: list[int] = []
-    queue = [pid]
-    while queue:
-        with contextlib.suppress(OSError):
-            one = queue.pop()
-            folder = f"{PROC}/{one}/task"
-            for tid in os.listdir(folder) if all_threads else (one,):
-                with contextlib.suppress(OSError):
-                    forked = [int(word) for word in read_file(f"{folder}/{tid}/children").split()]
-                    children += forked
-                    queue += forked
-    return children

@@ -53,6 +53,7 @@ CLASSES = {
     "live/last_rows": ("LastRows",),
     "live/job": ("Job",),
     "live/sides/stack_samples": ("StackSide",),
+    "live/sampling/children": ("Descendants",),
     "live/sampling/dictionary": ("StackDictionary",),
     "live/sampling/process": ("SampledProcess",),
     "live/sampling/processes": ("SampledProcesses",),

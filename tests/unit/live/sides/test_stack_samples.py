@@ -18,7 +18,7 @@ from argus.capture import DEFAULT_OFF_CPU_NS
 from argus.capture.python.interpreter import Interpreter
 from argus.capture.sampler import Drained, RawStack
 from argus.live.job import Job
-from argus.live.sampling import dictionary, processes, programs, symbolize, waits
+from argus.live.sampling import children, dictionary, processes, programs, symbolize, waits
 from argus.live.sides import stack_samples
 from argus.live.sides.stack_samples import StackSide
 from argus.model import records
@@ -128,7 +128,7 @@ class Session:
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(Sampler, "clock", staticmethod(self.now_ns), raising=False)
         # Tests before this one may have left children of this process.
-        monkeypatch.setattr(processes, "children_of", lambda pid, *, all_threads: [])
+        monkeypatch.setattr(children, "threads_of", lambda pid, *, all_threads: [])
         self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.features: list[dict[str, Any]] = []
         member = SimpleNamespace(rank=3, state="traced")
@@ -431,7 +431,7 @@ def test_the_hottest_lines_are_those_of_most_time_whatever_the_rate(session: Ses
 
 def test_children_are_looked_for_when_the_kernel_reports_one(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[bool] = []
-    monkeypatch.setattr(processes, "children_of", lambda pid, *, all_threads: looked.append(all_threads) or [])
+    monkeypatch.setattr(children, "threads_of", lambda pid, *, all_threads: looked.append(all_threads) or [])
     at = session.now + processes.REFRESH_ALL_S + 1  # once more: this process has just come
     session.side.look(at)
     looked.clear()
