@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from argus.capture.process.targets import (
     Target,
+    Tree,
     find_gpu_processes,
     find_libraries,
     find_named_processes,
@@ -34,9 +35,10 @@ def find_targets(options: Options, note: Callable[[str], None] = lambda _: None)
     """
     pids = list(dict.fromkeys(options.pids))
     targets: list[Target] = []
+    tree = Tree()
 
     def opened(pid: int) -> Target:
-        return _open_launcher(pid) if options.children else open_target(pid, any_program=options.stacks)
+        return _open_launcher(pid) if options.children else open_target(pid, any_program=options.stacks, tree=tree)
 
     refused: list[ArgusError] = []
     odd: list[ArgusError] = []
@@ -46,7 +48,8 @@ def find_targets(options: Options, note: Callable[[str], None] = lambda _: None)
             raise _no_target(options)
         for pid in pids_chosen:
             try:
-                targets.append(open_target(pid) if options.all_gpu else opened(pid))
+                # Any process can map a file of that name, and have children: what is below it matters to nobody.
+                targets.append(open_target(pid, tree=tree, hints=False) if options.all_gpu else opened(pid))
             except ArgusError as failure:  # it ended meanwhile, or starts those that are meant
                 refused.append(failure)
             except Exception as failure:  # what fails for a process costs that process

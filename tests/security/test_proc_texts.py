@@ -112,7 +112,7 @@ def test_a_process_that_cannot_be_inspected_is_left_out_of_a_trace(monkeypatch: 
     lines: list[str] = []
     whole: Target = targets.inspect(os.getpid())
 
-    def opened(pid: int) -> Target:
+    def opened(pid: int, **_: object) -> Target:
         if pid == 2:
             raise ValueError("\x1b[2J")
         return whole

@@ -12,7 +12,7 @@ import re
 import select
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from argus.capture.reader import left_out, reader
 from argus.model import calls
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.ranks import HIGHEST_RANK
-from argus.model.units import listed
+from argus.model.units import RANKS_LISTED
 from argus.system import redact
 from argus.system.proc import (
     POD,
@@ -232,12 +232,14 @@ class Target:
         return boot_time() + self.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def open_target(pid: int, *, any_program: bool = False) -> Target:
+def open_target(pid: int, *, any_program: bool = False, tree: Tree | None = None, hints: bool = True) -> Target:
     """Looks at a running process and finds its libraries.
 
     Args:
         pid: The process.
         any_program: Take also one that maps none of the libraries, unless it is the launcher of others that count.
+        tree: What is below it, for who opens many; None: as it is now.
+        hints: Whether the reason for which one is refused says which of its children use a GPU.
 
     Raises:
         ArgusError: There is no such process, it is a kernel thread or a zombie, it may not be looked at, or it maps
@@ -245,13 +247,13 @@ def open_target(pid: int, *, any_program: bool = False) -> Target:
     """
     target = inspect(pid)
     try:
-        return _with_libraries(target, any_program)
+        return _with_libraries(target, any_program, tree or Tree(), hints)
     except BaseException:
         target.close()
         raise
 
 
-def _with_libraries(target: Target, any_program: bool) -> Target:
+def _with_libraries(target: Target, any_program: bool, tree: Tree, hints: bool) -> Target:
     """As ``open_target`` has it."""
     pid = target.pid
     try:
@@ -263,20 +265,20 @@ def _with_libraries(target: Target, any_program: bool) -> Target:
     except reader.Unreadable:  # its files do not answer: what it does is seen all the same
         target.libraries = Libraries()
     if not target.on_gpu:
-        below = descendants([pid])
-        helpers = [child for child in below if maps_cuda(child)]
-        ranks = [child for child in below if target.identity.rank < 0 <= identity_of(child).rank]
-        if not helpers and not ranks and (any_program or (target.libraries and target.identity.rank >= 0)):
+        may_be = any_program or (bool(target.libraries) and target.identity.rank >= 0)
+        helpers = tree.helpers(pid) if may_be or hints else Some()
+        ranks = tree.ranks(pid) if may_be and target.identity.rank < 0 else Some()
+        if not helpers.number and not ranks.number and may_be:
             return target
-        if any_program and not helpers:
+        if any_program and not helpers.number:
             raise ArgusError(
-                f"process {pid} ({Path(target.exe).name}) is a launcher: the ranks are its children ({listed(ranks)})",
+                f"process {pid} ({Path(target.exe).name}) is a launcher: the ranks are its children ({ranks})",
                 "Add --children",
                 EXIT_UNAVAILABLE,
             )
         hint = "Trace a process that uses the GPU: `argus trace --all-gpu` finds them"
-        if helpers:
-            hint = f"Its children do ({listed(helpers)}): add --children"
+        if helpers.number:
+            hint = f"Its children do ({helpers}): add --children"
         raise ArgusError(
             f"process {pid} ({Path(target.exe).name}) maps none of libcuda, libcudart and libnccl",
             hint,
@@ -999,9 +1001,7 @@ def read_command(pid: int) -> list[str]:
 
 def descendants(roots: Iterable[int]) -> list[int]:
     """Every process below ``roots``, by parent links; roots not included."""
-    children: dict[int, list[int]] = {}
-    for pid in processes():
-        children.setdefault(parent_of(pid), []).append(pid)
+    children = _children()
     below: list[int] = []
     queue = list(roots)
     while queue:
@@ -1009,6 +1009,62 @@ def descendants(roots: Iterable[int]) -> list[int]:
             below.append(child)
             queue.append(child)
     return sorted(below)
+
+
+def _children() -> dict[int, list[int]]:
+    """Every process's children now."""
+    children: dict[int, list[int]] = {}
+    for pid in processes():
+        children.setdefault(parent_of(pid), []).append(pid)
+    return children
+
+
+@dataclass(frozen=True)
+class Some:
+    """Processes: the lowest of them, as many as a sentence lists, and how many there are."""
+
+    first: tuple[int, ...] = ()
+    number: int = 0
+
+    def __str__(self) -> str:
+        more = self.number - len(self.first)
+        return ", ".join(map(str, self.first)) + (f" and {more} more" if more else "")
+
+
+class Tree:
+    """All processes, and which of those below one use a GPU or are ranks. Each is read once, when it is first asked
+    for, however many are opened and lie below one another."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, list[int]] | None = None
+        self._helpers: dict[int, Some] = {}
+        self._ranks: dict[int, Some] = {}
+
+    def helpers(self, pid: int) -> Some:
+        """Those below a process that map libcuda."""
+        return self._gather(pid, self._helpers, maps_cuda)
+
+    def ranks(self, pid: int) -> Some:
+        """Those below a process whose environment says that they are ranks."""
+        return self._gather(pid, self._ranks, lambda child: identity_of(child).rank >= 0)
+
+    def _gather(self, pid: int, below: dict[int, Some], wanted: Callable[[int], bool]) -> Some:
+        """``below``: what has been gathered, by process."""
+        children = self._children = self._children or _children()
+        order, queue = dict.fromkeys([pid] if pid not in below else []), [pid]
+        while queue:
+            # A number that was given away meanwhile might make a circle.
+            fresh = [one for one in children.get(queue.pop(), []) if one not in below and one not in order]
+            order |= dict.fromkeys(fresh)
+            queue += fresh
+        for one in reversed(order):
+            first, number = [], 0
+            for child in children.get(one, []):
+                deeper, is_one = below.get(child, Some()), wanted(child)
+                first += [*deeper.first, *[child] * is_one]
+                number += deeper.number + is_one
+            below[one] = Some(tuple(sorted(first)[:RANKS_LISTED]), number)
+        return below[pid]
 
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
