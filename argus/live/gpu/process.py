@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,10 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.process.targets import PROC, Target, mapped_pages
+from argus.capture.process.names import LookUps
+from argus.capture.process.targets import Target, mapped_pages
 from argus.cupti.collector import Collector, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.live.gpu.room import MOST_OPS, OP_BYTES, max_min
+from argus.live.gpu.threads import HostTids
 from argus.live.job import Job, Member
 from argus.model import records
 from argus.model.losses import Owner
@@ -22,7 +23,6 @@ from argus.semantics.gpu.correlation import KEPT_BYTES, Correlator
 from argus.semantics.gpu.usage import GpuSteps, GpuUsage
 from argus.semantics.phases.gpu import kinds_of, what_of
 from argus.system.aside import Aside
-from argus.system.proc import field_of, numbers, read_file
 from argus.tables import gpu as gpu_rows
 
 LINGER_S = 3.0
@@ -37,11 +37,12 @@ class CuptiProgram:
     Args:
         pid: The process.
         options: How it is collected.
+        look_ups: When its threads may be read.
     """
 
-    def __init__(self, pid: int, options: CuptiOptions) -> None:
+    def __init__(self, pid: int, options: CuptiOptions, look_ups: LookUps) -> None:
         self.collector = Collector(pid, options)
-        self.correlator = Correlator(api=options.api, host_tids=lambda: host_tids(pid))
+        self.correlator = Correlator(api=options.api, host_tids=HostTids(pid, look_ups))
         self.names = gpu_rows.Names(pid)
         self.batches: list[Batch] = []
         self._kinds = np.zeros(0, np.uint8)
@@ -227,14 +228,3 @@ def mapped_now(pid: int) -> bytes:
         return mapped_pages(pid)
     except OSError:
         return b""
-
-
-def host_tids(pid: int) -> dict[int, int]:
-    """Threads of a process as its own PID namespace numbers them → as the host does. Empty: there is no difference."""
-    host_tid_of = {}
-    with contextlib.suppress(OSError):
-        for task in (PROC / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                if inside := numbers(field_of(read_file(f"{task}/status"), b"NSpid")):
-                    host_tid_of[inside[-1]] = int(task.name)
-    return {} if all(inside == host for inside, host in host_tid_of.items()) else host_tid_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,11 +52,13 @@ class Correlator:
 
     Args:
         api: Whether there will be records of calls. Without them nothing waits, and nothing is matched.
-        host_tids: Maps the process's own thread ids, of its PID namespace, to the host's. Called when
-            no probe's launch is on a thread that CUPTI names.
+        host_tids: Maps the process's own thread ids, of its PID namespace, to the host's; None: not now. Called, with
+            the threads of the probes' launches, when none of these is on a thread that CUPTI names.
     """
 
-    def __init__(self, *, api: bool = True, host_tids: Callable[[], Mapping[int, int]] | None = None) -> None:
+    def __init__(
+        self, *, api: bool = True, host_tids: Callable[[Sequence[int]], Mapping[int, int] | None] | None = None
+    ) -> None:
         self.counters: Tally[str] = Tally()
         """gpu_ops, gpu_launch_matched, gpu_launch_unmatched, gpu_launch_probed, gpu_start_clamped,
         gpu_started_before_launch_returned: operations handed out, and what is known of them."""
@@ -261,7 +263,10 @@ class Correlator:
             if self._host_tids is None or now_ns < self._ask_tids_ns:
                 return
             self._ask_tids_ns = now_ns + ASK_TIDS_NS
-            before, self._tids = self._tids, self._host_tids()
+            there = self._host_tids(np.unique(self._probe_tid).tolist())
+            if there is None:
+                return
+            before, self._tids = self._tids, there
             if not self._look_up(calls, after) and strange:
                 self._tids = before
                 self._ask_tids_ns += 29 * ASK_TIDS_NS

@@ -65,6 +65,7 @@ CLASSES = {
     "live/gpu/duty_cycle": ("DutyCycle", "DutyCycles"),
     "live/gpu/process": ("GpuProcess", "CuptiProgram"),
     "live/gpu/rows": ("GpuRows",),
+    "live/gpu/threads": ("HostTids",),
     "live/sides/kernel_rows": ("KernelSide", "_Process"),
     "live/sides/probing": ("ProbingSide", "_OfJob", "_Searched"),
     "live/cost/overhead": ("Overhead",),

@@ -22,7 +22,6 @@ from argus.live.display.view import JobView, RankView, View
 from argus.live.gpu import injection, room
 from argus.live.gpu import process as gpu_process
 from argus.live.gpu import rows as rows_of_gpus
-from argus.live.gpu.process import host_tids
 from argus.live.job import Job, Member
 from argus.live.sides import gpu_times as gpu_module
 from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
@@ -673,16 +672,6 @@ def test_nothing_is_injected_before_cuda_is_there(made: list[FakeCollector], mon
         session.go(1.0)
     assert made == []
     session.finish()
-
-
-def test_threads_of_a_namespace_are_read_from_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert host_tids(os.getpid()) == {}, "the same numbers inside and outside"
-    for tid, line in ((500, "NSpid:\t500\t1"), (501, "NSpid:\t501\t9"), (502, "Name:\tx")):
-        (tmp_path / "77" / "task" / str(tid)).mkdir(parents=True)
-        (tmp_path / "77" / "task" / str(tid) / "status").write_text(f"Name:\tx\n{line}\n" if tid != 502 else line)
-    monkeypatch.setattr(gpu_process, "PROC", tmp_path)
-    assert host_tids(77) == {1: 500, 9: 501}
-    assert host_tids(78) == {}
 
 
 def test_every_counter_is_explained_and_its_loss_is_reported() -> None:

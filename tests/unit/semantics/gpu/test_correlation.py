@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -276,8 +277,8 @@ def test_probes_launches_are_kept_for_a_while_only() -> None:
 def test_threads_of_another_pid_namespace() -> None:
     asked = []
 
-    def host_tids() -> dict[int, int]:
-        asked.append(1)
+    def host_tids(first: Sequence[int]) -> dict[int, int]:
+        asked.append(first)
         return {7: 4007, 8: 4008} if len(asked) > 1 else {7: 4007}
 
     c = Correlator(host_tids=host_tids)
@@ -290,11 +291,19 @@ def test_threads_of_another_pid_namespace() -> None:
     later = c.feed(ops((7, 3 * S, 4 * S)), calls((7, 2 * S + 70, 2 * S + 80), tid=8), NO_PROBED, T + 2 * S)
     assert launches_of(later) == [(7, 2 * S + 69, 2 * S + 80)]
     assert later["launch_tid"].tolist() == [4008]
-    assert len(asked) == 2
+    assert asked == [[4007, 4008]] * 2, "those of launches first"
+
+
+def test_threads_that_may_not_be_looked_up_now_are_later() -> None:
+    answers = iter((None, {7: 4007}))
+    c = Correlator(host_tids=lambda first: next(answers))
+    assert launches_of(c.feed(NO_OPS, calls((5, 10, 20)), probed(9, 2 * S + 9, tid=4007), T)) == []
+    found = c.feed(ops((6, 3 * S, 4 * S)), calls((6, 2 * S + 10, 2 * S + 20)), NO_PROBED, T + 2 * S)
+    assert found["launch_tid"].tolist() == [4007]
 
 
 def test_a_namespace_that_explains_nothing_is_not_believed() -> None:
-    c = Correlator(host_tids=lambda: {7: 9})
+    c = Correlator(host_tids=lambda first: {7: 9})
     found = c.feed(ops((5, 100, 200)), calls((5, 10, 20)), probed(9, tid=8), T)
     assert found["launch_tid"].tolist() == [7]
 
