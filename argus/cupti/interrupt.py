@@ -7,10 +7,14 @@ afterwards, no register is lost, and nothing depends on who interrupted still be
 was waiting in begins anew with its own arguments: the program sees no EINTR.
 
 The process may be hostile. Nothing of it is run here, and it is reached only through what belongs to the program that
-was looked at: one descriptor of its memory, which ends with an exec, and the thread that ptrace holds.
+was looked at: one descriptor of its memory, which ends with an exec, and the thread that ptrace holds. It may keep who
+reads its memory waiting for ever, whatever was looked at before: its other threads run on, and may map a file there
+that never answers. So a tracer does not do this in its own process (``argus.cupti.inject_apart``).
 
 Calling the allocator or the loader from a signal handler is safe only if the thread was in neither of them; ``at_rest``
 checks that.
+
+Imports little: a process of its own does this for each injection.
 
 A library that runs the call while the process is stopped was tried and left: pyinjector 1.4.0 saves no vector registers
 (a loop that held a value in one then read another, 3 of 3), gives up amid ``dlopen`` when a signal comes (7 of 7), and
@@ -30,12 +34,9 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
-from argus.capture.process import c_library
-from argus.capture.process.c_library import Functions
-from argus.capture.process.targets import Mapping, start_ticks
-from argus.capture.reader import reader
+from argus.system.proc import stat_of
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -74,6 +75,9 @@ _WAITS = {7, 23, 24, 34, 35, 43, 45, 47, 61, 128, 202, 219, 230, 232, 247, 270, 
 _GUARDED = re.compile(r"^(libc[.-]|ld-|ld\.so|libpthread[.-]|libdl[.-]|libjemalloc|libtcmalloc|libmimalloc)")
 """Files whose code may hold a lock of the allocator or the loader, or be about to."""
 
+_MOST_MAPS = 64 << 20
+"""Of a process's list of mappings: 65,530 of them with paths of a kilobyte."""
+
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 # ptrace's XSAVE area and struct _fpx_sw_bytes at its byte 464; asm/sigcontext.h
 _SW_BYTES = 464
@@ -107,17 +111,12 @@ class Call:
     arguments: tuple[int | bytes, ...]
 
 
-def find_functions(pid: int) -> Functions:
-    """Where a process has the functions that it will be made to call.
+class Code(NamedTuple):
+    """Where a file is mapped that a process executes, and the file's name, without folders."""
 
-    Raises:
-        Refused: The process has no glibc that Argus understands.
-        OSError: It has ended, or may not be looked at.
-    """
-    found = c_library.find_functions(pid)
-    if found is None:
-        raise Refused("its C library is none that Argus understands")
-    return found
+    start: int
+    end: int
+    name: str
 
 
 def supported() -> bool:
@@ -133,19 +132,42 @@ _ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f]+:[0-
 
 
 def find_stacks(pid: int) -> list[range]:
-    """Addresses that a stack pointer may have: in memory of no file, with room below.
+    """Addresses that a stack pointer may have: in memory of no file, with room below. Each range ends with its memory.
 
     Memory of a file may be out of reach for as long as its file system likes, so it is neither read nor written.
 
     Raises:
         OSError: The process ended, or may not be looked at.
     """
-    stacks = []
-    for match in _ANONYMOUS.finditer(reader.maps(pid)):
-        begin, end = int(match[1], 16), int(match[2], 16)
-        # The kernel makes the main thread's stack larger when it is used.
-        stacks.append(range(begin if match[3] else min(begin + _STACK_BYTES, end), min(end, 1 << 63)))
-    return stacks
+    return stacks_of(_maps(pid))
+
+
+def stacks_of(maps: bytes) -> list[range]:
+    """The same of a process's list of mappings, as the kernel writes it."""
+    memory: list[tuple[int, int, int]] = []
+    for match in _ANONYMOUS.finditer(maps):
+        begin, end = int(match[1], 16), min(int(match[2], 16), 1 << 63)
+        if memory and memory[-1][2] == begin:
+            memory[-1] = *memory[-1][:2], end
+        elif match[3]:  # the kernel makes the main thread's stack larger when it is used, down to what lies below
+            line = maps[maps.rfind(b"\n", 0, max(match.start() - 1, 0)) + 1 : match.start()]
+            below = int(line.partition(b" ")[0].partition(b"-")[2] or b"0", 16)
+            memory.append((begin, below + _STACK_BYTES, end))
+        else:
+            memory.append((begin, begin + _STACK_BYTES, end))
+    return [range(min(max(begin, lowest), end), end) for begin, lowest, end in memory]
+
+
+def _maps(pid: int) -> bytes:
+    parts, size = [], 0
+    maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while size < _MOST_MAPS and (part := os.read(maps, 1 << 16)):
+            parts.append(part)
+            size += len(part)
+    finally:
+        os.close(maps)
+    return b"".join(parts)
 
 
 class Stopped:
@@ -169,25 +191,34 @@ class Stopped:
         """The system call it is waiting in; -1: none."""
         return _signed(self.registers["orig_rax"])
 
-    def at_rest(self, mappings: list[Mapping], way_back: int) -> bool:
-        """Whether the thread is in neither allocator nor loader, nor in a handler that may have interrupted them.
+    def at_rest(self, codes: Sequence[Code], way_back: int) -> bool:
+        """Whether the thread is in neither allocator nor loader, nor in a handler that may have interrupted them, and
+        has a stack for calls. Its memory is read only where that lies in memory of no file by now.
 
         Args:
-            mappings: Executable ones.
+            codes: Files that it executes.
             way_back: Where signal handlers return to: its address lies on the stack while one runs.
 
         Raises:
             OSError: Its stack cannot be read.
         """
-        stack = os.pread(self._memory, _HANDLER_BYTES, self.registers["rsp"] & ~7)
-        words = memoryview(stack[: len(stack) // 8 * 8]).cast("Q")
-        if way_back in words:
+        if not self._may_be_at_rest(codes):
             return False
+        pointer = self.registers["rsp"]
+        end = next((stack.stop for stack in find_stacks(self.tid) if pointer in stack), 0)
+        if not end:
+            return False
+        begin = pointer & ~7
+        stack = os.pread(self._memory, min(_HANDLER_BYTES, end - begin), begin)
+        return way_back not in memoryview(stack[: len(stack) // 8 * 8]).cast("Q")
+
+    def _may_be_at_rest(self, codes: Sequence[Code]) -> bool:
+        """As far as its registers show."""
         if self.system_call >= 0:
             return self.system_call in _WAITS
-        for mapping in mappings:
-            if mapping.start <= self.registers["rip"] < mapping.end:
-                return _GUARDED.match(Path(mapping.path).name) is None
+        for code in codes:
+            if code.start <= self.registers["rip"] < code.end:
+                return _GUARDED.match(code.name) is None
         return False  # code without a file: who knows what called it
 
     def call(self, calls: Sequence[Call], way_back: int) -> None:
@@ -220,17 +251,22 @@ class Stopped:
                 raise OSError(errno.EIO, "its stack cannot be written")
         self._go_on_with(registers, mask)
 
-    def memory_file(self, name: bytes, functions: Functions) -> int:
+    def memory_file(self, name: bytes, syscall: int, way_back: int) -> int:
         """Makes the thread open a new file in memory, ``name``; returns its number there. It is stopped again then.
 
         Whenever that goes wrong the thread makes the call by itself, and then is where it was.
+
+        Args:
+            name: What it is called.
+            syscall: Where the process has the C library's function of that name.
+            way_back: As ``at_rest``.
 
         Raises:
             Refused: It may not.
             OSError: The thread ended, or its stack cannot be written.
         """
-        make = Call(functions.syscall, (_SYS_MEMFD_CREATE, name, _CLOEXEC_AND_SEALS))
-        self.call([make], functions.sigreturn)
+        make = Call(syscall, (_SYS_MEMFD_CREATE, name, _CLOEXEC_AND_SEALS))
+        self.call([make], way_back)
         for _ in ("enters it", "leaves it"):
             _ptrace(_SYSCALL, self.tid, None, None)
             if (status := _wait(self.tid, time.monotonic() + _STOP_TIMEOUT_S)) >> 8 != _SYSCALL_STOP:
@@ -301,7 +337,7 @@ def stop(tid: int, memory: int) -> Iterator[Stopped]:
     try:
         _ptrace(_SEIZE, tid, None, _TRACE_SYSCALLS_GOOD)
     except PermissionError as failure:
-        if start_ticks(tid) is None:
+        if _has_ended(tid):
             raise ProcessLookupError(f"{tid} ended") from failure
         raise Refused("it may not be traced (a debugger, or a security module?)") from failure
     thread, since = None, 0.0
@@ -318,6 +354,13 @@ def stop(tid: int, memory: int) -> Iterator[Stopped]:
             _ptrace(_DETACH, tid, None, None)
         if thread is not None:
             thread.held_s = time.monotonic() - since
+
+
+def _has_ended(tid: int) -> bool:
+    try:
+        return stat_of(f"/proc/{tid}")[0] in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _wait(tid: int, deadline: float) -> int:

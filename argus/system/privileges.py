@@ -16,8 +16,10 @@ from argus.system.proc import field_of, read_file
 from argus.system.syscalls import bpf
 
 BITS = {
+    "DAC_OVERRIDE": 1,
     "DAC_READ_SEARCH": 2,
     "SYS_PTRACE": 19,
+    "SYS_NICE": 23,
     "NET_ADMIN": 12,
     "SYS_ADMIN": 21,
     "SYS_RESOURCE": 24,

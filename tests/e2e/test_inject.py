@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from argus.cupti import arm, inject
+from argus.cupti import arm, inject, load
 from argus.model.errors import ArgusError
 from tests import pythons as cpythons
 
@@ -129,7 +129,7 @@ int main(void) {
 
 def test_a_thread_in_a_signal_handler_is_let_be(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have interrupted the allocator, which would then be waited for for ever."""
-    monkeypatch.setattr(inject, "REST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(load, "REST_TIMEOUT_S", 0.5)
     (tmp_path / "handler.c").write_text(IN_A_HANDLER)
     subprocess.run(["cc", "-o", tmp_path / "handler", tmp_path / "handler.c", "-ldl"], check=True)
     process = start(str(tmp_path / "handler"))
@@ -144,7 +144,7 @@ def test_a_thread_in_a_signal_handler_is_let_be(tmp_path: Path, start: Start, mo
 def test_a_process_that_is_always_in_the_loader_is_let_be(
     program: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inject, "REST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(load, "REST_TIMEOUT_S", 1.0)
     monkeypatch.setattr("argus.cupti.interrupt.Stopped.at_rest", lambda *_: False)
     process = start(program, "loader", "1000", "30")
     with pytest.raises(ArgusError, match="never found where loading a library is safe"):

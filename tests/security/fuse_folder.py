@@ -2,12 +2,14 @@
 signal, it is one that does not answer any more.
 
 Arguments: where to mount it, the file that it shows there, under the same name, and a file that holds for how many
-seconds each read waits, if there is one. Writes a line once it is mounted, and ends with its mount.
+seconds each read waits ("inf": none is answered, and other requests are), if there is one. Writes a line once it is
+mounted, and ends with its mount.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import stat
 import struct
@@ -70,7 +72,9 @@ def main() -> None:
         if found is None:
             continue
         if operation == READ and len(sys.argv) > 3 and os.path.exists(sys.argv[3]):
-            time.sleep(float(Path(sys.argv[3]).read_text()))
+            if (seconds := float(Path(sys.argv[3]).read_text())) == math.inf:
+                continue
+            time.sleep(seconds)
         body, error = (b"", found) if isinstance(found, int) else (found, 0)
         os.write(device, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
 

@@ -3,7 +3,9 @@
  *   waits      does nothing more
  *   folders    exchanges each new folder of /tmp for one of links that lead to FILE (renameat2, on inotify)
  *   descriptor puts FILE, opened for reading, in the place of each new file in memory (dup2)
- *   stack      its stack pointer is no address */
+ *   stack      its stack pointer is no address
+ *   exchange   maps FILE over its stack once LOOKED is there
+ *   above      its stack is memory of no file, and FILE is mapped right above it */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -13,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -82,6 +85,47 @@ static void *replace(void *unused)
 	return unused;
 }
 
+#define SIZE (1 << 20)
+
+static char *own_stack;
+
+static void map_stack(int from)
+{
+	int flags = MAP_PRIVATE | MAP_FIXED | (from < 0 ? MAP_ANONYMOUS : 0);
+	if (mmap(own_stack, SIZE, PROT_READ | PROT_WRITE, flags, from, 0) == MAP_FAILED)
+		_exit(70);
+}
+
+static void *exchange_stack(void *from)
+{
+	while (access(LOOKED, F_OK))
+		usleep(1000);
+	map_stack(*(int *)from);
+	return NULL;
+}
+
+/* Runs on a stack that it never touches: what lies there does not come. */
+static void run_on(const char *mode)
+{
+	static int from;
+	pthread_t thread;
+	from = open(file, O_RDONLY);
+	own_stack = mmap(NULL, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (from < 0 || own_stack == MAP_FAILED)
+		_exit(71);
+	puts("ready");
+	fflush(stdout);
+	char *top = own_stack + SIZE / 2;
+	if (strcmp(mode, "exchange") == 0)
+		pthread_create(&thread, NULL, exchange_stack, &from);
+	else {
+		top = own_stack + SIZE - 64;
+		if (mmap(own_stack + SIZE, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, from, 0) == MAP_FAILED)
+			_exit(72);
+	}
+	__asm__ volatile("mov %0, %%rsp\n 1: pause\n jmp 1b" ::"r"(top));
+}
+
 int main(int count, char **words)
 {
 	pthread_t thread;
@@ -100,6 +144,8 @@ int main(int count, char **words)
 		pthread_create(&thread, NULL, exchange, NULL);
 	else if (!strcmp(mode, "descriptor"))
 		pthread_create(&thread, NULL, replace, NULL);
+	else if (!strcmp(mode, "exchange") || !strcmp(mode, "above"))
+		run_on(mode);
 	else {
 		puts("ready");
 		fflush(stdout);

@@ -1028,7 +1028,7 @@ _WRITERS = {
         "argus/capture/process/cupti.py",  # the helper's memory
         "argus/capture/reader/process.py",  # refuses them
         "argus/compare/observe/records.py",  # files.open_at
-        "argus/cupti/inject.py",  # memory of a process
+        "argus/cupti/load.py",  # memory of a process
         "argus/health/isolate.py",  # /dev/null
         "argus/health/run.py",  # files.open_at
         "argus/live/command.py",  # /dev/null

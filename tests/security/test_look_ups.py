@@ -55,7 +55,7 @@ ALLOWED = {
     "cupti/arm.py": "what the user of `argus arm` names; no process is traced",
     "cupti/build.py": "Argus's own helper",
     "cupti/declared.py _key": "where cupti-python is installed",
-    "cupti/inject.py _by_ptrace": "Argus's own helper",
+    "cupti/load.py load": "Argus's own helper",
     "live/command.py": "the command that `argus run` starts, as the user it is for",
     "live/preflight.py": "this machine, and libraries of Argus's own process",
 }

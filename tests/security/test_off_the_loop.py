@@ -292,7 +292,7 @@ _READERS = {
         "argus/capture/process/pytorch.py",
         "argus/capture/process/symbols.py",
         "argus/capture/python/interpreter.py",
-        "argus/cupti/inject.py",  # a stack, while ptrace holds its thread; in a thread of Argus that nothing waits for
+        "argus/cupti/load.py",  # a stack, while ptrace holds its thread; in a child that is left behind if it hangs
     },
     _OF_PROC + r"maps\"": {
         "argus/capture/process/demangler.py",  # its own
@@ -300,6 +300,7 @@ _READERS = {
         "argus/capture/process/symbols.py",
         "argus/capture/process/targets.py",  # hidden_processes, before a trace begins
         "argus/capture/reader/reader.py",
+        "argus/cupti/interrupt.py",  # in the same child
     },
     _OF_PROC + r"(environ|cmdline|auxv)\"|(PROC / str\(pid\) / |/proc/\{pid\}/\{)name\b": {
         "argus/capture/process/environment.py",

@@ -1,4 +1,5 @@
-"""Putting the CUPTI helper into processes that were not armed (``--cupti inject``), one at a time, beside the loop."""
+"""Putting the CUPTI helper into processes that were not armed (``--cupti inject``), beside the loop: for one user's
+processes in a container one after the other."""
 
 from __future__ import annotations
 
@@ -7,21 +8,22 @@ from collections.abc import Callable
 
 from argus.capture.process.targets import maps_cuda
 from argus.cupti.inject import inject
+from argus.cupti.inject_apart import Children
 from argus.live.gpu.process import GpuProcess
 from argus.model.errors import ArgusError
+from argus.model.losses import Owner
 from argus.system.aside import Aside
 
-FINISH_S = 30.0
-"""Longest wait for an injection that is under way: it gives up by itself before, unless the process's memory does not
-answer. Then others have their turn."""
 AGAIN_S = 1.0
 """How often a process that has not loaded CUDA is checked again."""
-MOST_AT_ONCE = 64
-"""Processes that wait for their turn, or for memory that does not answer; others begin to wait later."""
+MOST_AT_ONCE = 8
+"""Injections under way, of all users. Those of one user in all containers are as many as stay free."""
+HELD_UP = "not injected: processes of this user keep earlier injections waiting"
+"""Why a process has to wait until one of these has ended (``GpuProcess.failure``)."""
 
 
 class Injector:
-    """Injects in threads that nobody waits for at the end.
+    """Injects in threads that nobody waits for. What touches a process is done by a child, which may be left behind.
 
     Args:
         note: Called with a line for people.
@@ -29,11 +31,10 @@ class Injector:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._turn = threading.Lock()
+        self._children = Children()
         self._lock = threading.Lock()
-        self._begun: set[int] = set()
+        self._running: list[Owner] = []
         self._ended = False
-        self._running: list[Aside[str]] = []
 
     def poll(self, process: GpuProcess, now: float) -> bool:
         """Begins to inject once the process has loaded CUDA. Whether the helper is in it now.
@@ -42,16 +43,13 @@ class Injector:
             process: One without a program.
             now: ``time.monotonic()``.
         """
-        if process.failure:
+        if process.failure not in ("", HELD_UP):
             return False
-        pid = process.target.pid
         if process.injection is None:
-            if now >= process.again_at:
+            if now >= process.again_at and self._has_turn(process.owner):
                 process.again_at = now + AGAIN_S
-                self._running = [each for each in self._running if not each.wait(0)]
-                if len(self._running) < MOST_AT_ONCE and maps_cuda(pid):
-                    process.injection = Aside(lambda: self._inject(pid), "argus-inject")
-                    self._running.append(process.injection)
+                if maps_cuda(process.target.pid):
+                    self._begin(process)
             return False
         if not process.injection.wait(0):
             return False
@@ -61,33 +59,37 @@ class Injector:
             process.failure = str(failure)
             self._note(f"GPU times: {process.failure}")
             return False
-        self._note(f"process {pid}: {how}")
+        self._note(f"process {process.target.pid}: {how}")
         return True
 
-    def _inject(self, pid: int) -> str:
-        while not (turn := self._turn).acquire(timeout=FINISH_S):
-            with self._lock:
-                if self._turn is turn:  # who has it hangs
-                    self._turn = threading.Lock()
+    def _has_turn(self, owner: Owner) -> bool:
+        with self._lock:
+            running = list(self._running)
+        of_user = sum(one[0] == owner[0] for one in running)
+        return not self._ended and owner not in running and of_user < MOST_AT_ONCE - len(running)
+
+    def _begin(self, process: GpuProcess) -> None:
+        pid, owner = process.target.pid, process.owner
+        if not self._children.has_room(owner):
+            process.failure = HELD_UP
+            return
+        process.failure = ""
+        with self._lock:
+            self._running.append(owner)
+        process.injection = Aside(lambda: self._inject(pid, owner), "argus-inject")
+
+    def _inject(self, pid: int, owner: Owner) -> str:
         try:
-            with self._lock:
-                if self._ended:
-                    raise ArgusError(f"process {pid} is not injected any more: the trace ends")
-                self._begun.add(pid)
-            return inject(pid)
+            return inject(pid, lambda request: self._children.load(request, owner))
         finally:
             with self._lock:
-                self._begun.discard(pid)
-            turn.release()
+                self._running.remove(owner)
 
     def end(self) -> None:
         """Begins no injection any more."""
-        with self._lock:
-            self._ended = True
+        self._ended = True
+        self._children.end()
 
-    def finish(self, process: GpuProcess) -> None:
-        """Waits for an injection that is under way: half a helper is worse."""
-        with self._lock:
-            is_begun = process.target.pid in self._begun
-        if process.injection is not None and is_begun:
-            process.injection.wait(FINISH_S)
+    def finish(self) -> None:
+        """Waits for the injections that are under way, for ``inject_apart.FINISH_S`` at most in all."""
+        self._children.finish()

@@ -430,9 +430,9 @@ class GpuSide(Side):
         self._injector.end()
         for process in self._processes:
             process.due = 0.0
-            self._injector.finish(process)
             if process.program is not None and not process.over:
                 process.program.collector.begin_stop()
+        self._injector.finish()  # last: the others' CUPTI goes off meanwhile
 
     def relieve(self, now: float) -> None:
         """Lets the helpers know that Argus lives, while the loop hangs for a while: they switch CUPTI off otherwise."""
