@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import re
@@ -131,19 +132,59 @@ _STACK_BYTES = 64 << 10
 _ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ 0 *(\[stack\])?", re.MULTILINE)
 
 
-def find_stacks(pid: int) -> list[range]:
-    """Addresses that a stack pointer may have: in memory of no file, with room below. Each range ends with its memory.
+_QUERY = 3 << 30 | 104 << 16 | ord("f") << 8 | 17
+"""PROCMAP_QUERY of linux/fs.h: one mapping instead of all, which take 1 µs each (Linux 6.11)."""
+_READ_WRITE = 3
+"""Of its flags. A mapping that is executable or shared has others, too."""
+
+
+def stack_end(pid: int, pointer: int) -> int:
+    """Where the memory ends that a stack pointer lies in; 0: it is of a file, or there is no room below for calls.
 
     Memory of a file may be out of reach for as long as its file system likes, so it is neither read nor written.
 
     Raises:
         OSError: The process ended, or may not be looked at.
     """
-    return stacks_of(_maps(pid))
+    maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # an older kernel, or no mapping there
+            begin, end = _free_memory_at(maps, pointer)
+            if not end:
+                return 0
+            if pointer - _STACK_BYTES >= begin and not _is_free(maps, end):
+                return end
+        parts, size = [], 0
+        while size < _MOST_MAPS and (part := os.read(maps, 1 << 16)):
+            parts.append(part)
+            size += len(part)
+    finally:
+        os.close(maps)
+    return next((stack.stop for stack in stacks_of(b"".join(parts)) if pointer in stack), 0)
+
+
+def _free_memory_at(maps: int, address: int) -> tuple[int, int]:
+    """The mapping at an address, if it is of no file, else zeros.
+
+    Raises:
+        OSError: There is none, or the kernel cannot be asked.
+    """
+    query = bytearray(struct.pack("=3Q80x", 104, 0, address))
+    fcntl.ioctl(maps, _QUERY, query)
+    begin, end, flags, _, _, inode = struct.unpack_from("=6Q", query, 24)
+    return (begin, end) if flags == _READ_WRITE and not inode else (0, 0)
+
+
+def _is_free(maps: int, address: int) -> bool:
+    try:
+        return bool(_free_memory_at(maps, address)[1])
+    except FileNotFoundError:
+        return False
 
 
 def stacks_of(maps: bytes) -> list[range]:
-    """The same of a process's list of mappings, as the kernel writes it."""
+    """Addresses that a stack pointer may have, in a process's list of mappings, as the kernel writes it: in memory of
+    no file, with room below. Each range ends with its memory."""
     memory: list[tuple[int, int, int]] = []
     for match in _ANONYMOUS.finditer(maps):
         begin, end = int(match[1], 16), min(int(match[2], 16), 1 << 63)
@@ -156,18 +197,6 @@ def stacks_of(maps: bytes) -> list[range]:
         else:
             memory.append((begin, begin + _STACK_BYTES, end))
     return [range(min(max(begin, lowest), end), end) for begin, lowest, end in memory]
-
-
-def _maps(pid: int) -> bytes:
-    parts, size = [], 0
-    maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while size < _MOST_MAPS and (part := os.read(maps, 1 << 16)):
-            parts.append(part)
-            size += len(part)
-    finally:
-        os.close(maps)
-    return b"".join(parts)
 
 
 class Stopped:
@@ -205,8 +234,7 @@ class Stopped:
         if not self._may_be_at_rest(codes):
             return False
         pointer = self.registers["rsp"]
-        end = next((stack.stop for stack in find_stacks(self.tid) if pointer in stack), 0)
-        if not end:
+        if not (end := stack_end(self.tid, pointer)):
             return False
         begin = pointer & ~7
         stack = os.pread(self._memory, min(_HANDLER_BYTES, end - begin), begin)

@@ -287,13 +287,13 @@ TOO_LATE = """
 import sys, time
 sys.path.insert(0, {root!r})
 from argus.cupti import inject_child, interrupt
-find_stacks = interrupt.find_stacks
-def find(pid):
-    found = find_stacks(pid)
+stack_end = interrupt.stack_end
+def find(pid, pointer):
+    found = stack_end(pid, pointer)
     open({looked!r}, "w").close()
     time.sleep(0.5)
     return found
-interrupt.find_stacks = find
+interrupt.stack_end = find
 inject_child.main()
 """
 """A child that a process overtakes: it exchanges its stack right after that was found to be of no file."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,26 @@ def test_the_main_thread_s_stack_grows_but_not_into_a_file() -> None:
     assert stacks_of(maps_of([stack])) == [range((FIRST + 100) * PAGE, (FIRST + 133) * PAGE)]
 
 
+@pytest.mark.parametrize("asked", [True, False], ids=["one mapping", "all of them"])
+def test_a_stack_that_is_asked_for_is_one_of_these(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    """Of this process, which has mappings of every kind; with what kernels answer from 6.11 on, and without."""
+    if not asked:
+        monkeypatch.setattr(interrupt, "_QUERY", 0)
+    held = [mmap.mmap(-1, size * PAGE, flags=mmap.MAP_PRIVATE) for size in (1, ROOM, ROOM + 1, 9 * ROOM)]
+    maps = Path("/proc/self/maps").read_bytes()
+    ends = {}
+    for line in maps.splitlines():
+        begin, _, end = line.split(b" ")[0].partition(b"-")
+        for at in (int(begin, 16), int(begin, 16) + interrupt._STACK_BYTES, int(end, 16) - 8, int(end, 16)):
+            ends[at] = interrupt.stack_end(os.getpid(), at)
+    if Path("/proc/self/maps").read_bytes() == maps:  # the test itself may have taken memory
+        stacks = stacks_of(maps)
+        assert ends == {at: next((each.stop for each in stacks if at in each), 0) for at in ends}
+    assert sum(end > 0 for end in ends.values()) >= 4
+    for memory in held:
+        memory.close()
+
+
 @pytest.mark.parametrize("pages", [1, 100])
 def test_no_more_is_read_than_the_memory_that_the_stack_lies_in(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
     """What lies above it may be a file that never comes."""
@@ -66,7 +88,8 @@ def test_no_more_is_read_than_the_memory_that_the_stack_lies_in(monkeypatch: pyt
     thread = Stopped.__new__(Stopped)
     thread.tid, thread._memory = 77, -1
     thread.registers = {"rsp": pointer + 12, "rip": 5, "orig_rax": (1 << 64) - 1}
-    monkeypatch.setattr(interrupt, "find_stacks", lambda tid: [range(pointer, pointer + pages * PAGE)])
+    memory = range(pointer, pointer + pages * PAGE)
+    monkeypatch.setattr(interrupt, "stack_end", lambda tid, at: memory.stop if at in memory else 0)
     monkeypatch.setattr(os, "pread", pread)
     assert thread.at_rest([interrupt.Code(0, 9, "python3")], 1234)
     assert read == [(pointer + 8, min(pages * PAGE - 8, interrupt._HANDLER_BYTES))]
