@@ -77,6 +77,8 @@ _PATIENT, _IMPATIENT_S = 3, 0.5
 """After so many files that did not answer, others are waited for so long: nobody's files hold the loop for minutes."""
 
 
+_ENOTSUPP = 524
+"""Of the kernel alone (include/linux/errno.h)."""
 _BCC_PAGE = 4096
 """bcc counts a ring's size in these (bpf/include)."""
 
@@ -733,9 +735,10 @@ def _attach_failure(library: Library, pid: int | None, reason: OSError) -> Argus
             "Another tracer seems to probe the same functions: end it first",
             EXIT_UNAVAILABLE,
         )
-    return ArgusError(
-        f"the kernel refuses to probe {where}: {reason.strerror}", "`argus check` says more", EXIT_UNAVAILABLE
-    )
+    why = reason.strerror
+    if reason.errno == _ENOTSUPP:
+        why = "a function begins with an instruction on which no probe can stand"
+    return ArgusError(f"the kernel refuses to probe {where}: {why}", "`argus check` says more", EXIT_UNAVAILABLE)
 
 
 def module(text: str, flags: list[str], what: str) -> Module:

@@ -68,11 +68,13 @@ class ProbedFiles:
 
         Args:
             users: Processes whose libraries are probed.
-            known: All processes that are traced, or may be.
-            running: The trace has begun: what cannot be probed is counted and noted, and the rest goes on.
+            pids: All processes that are traced, or may be.
+            running: The trace has begun.
 
         Raises:
-            ArgusError: The kernel refuses, and the trace has not begun.
+            ArgusError: The trace has not begun, and nothing at all can be probed of the processes that the user named,
+                or of all. What cannot be probed otherwise is counted and noted, and the rest goes on: a file that the
+                kernel refuses may be anybody's.
         """
         self._adopt_attached()
         wanted: dict[FileKey, list[tuple[Library, Target]]] = {}
@@ -83,6 +85,7 @@ class ProbedFiles:
         fresh = {key: uses[0][0] for key, uses in wanted.items() if key not in self._shared}
         elsewhere = set() if self._session.options.children or not fresh else self._mapped_elsewhere(fresh, pids)
         self._shared.update({key: key not in elsewhere for key in fresh})
+        failures: list[tuple[ArgusError, set[int]]] = []
         for key, uses in wanted.items():
             probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
             probed |= {pid for at, pid in self._attaching if at == key}
@@ -90,11 +93,15 @@ class ProbedFiles:
                 continue
             if self._shared[key]:
                 if not probed:
-                    self._attach_one(uses, None, running)
+                    failures += self._attach_one(uses, None, running)
                 continue
             for library, target in uses:
                 if target.pid not in probed:
-                    self._attach_one([(library, target)], target.pid, running)
+                    failures += self._attach_one([(library, target)], target.pid, running)
+        if failures and not running and not self.attached and not self._attaching:
+            concerned = set[int]().union(*(users for _, users in failures))
+            if concerned & self.named if self.named else pids <= concerned:
+                raise failures[0][0]
 
     def _has_twin(self, key: FileKey, uses: list[tuple[Library, Target]]) -> bool:
         """Whether probes stand in a file already, by another name: two overlays may show one file below them, whose
@@ -113,8 +120,11 @@ class ProbedFiles:
                 return True
         return False
 
-    def _attach_one(self, uses: list[tuple[Library, Target]], pid: int | None, running: bool) -> None:
-        """Attaches to a file by the path of the first of its users that still runs."""
+    def _attach_one(
+        self, uses: list[tuple[Library, Target]], pid: int | None, running: bool
+    ) -> list[tuple[ArgusError, set[int]]]:
+        """Attaches to a file by the path of the first of its users that still runs. Returns why it cannot be probed,
+        and whom that concerns, if that is so."""
         # Where Python's own function for backward passes is probed, the engine's would report each begin twice.
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()
@@ -124,19 +134,18 @@ class ProbedFiles:
                 continue  # its file can still be probed, and nobody would call it
             try:
                 self._probe(library, pid, without, timed, target.identity.owner)
-                return
+                return []
             except ArgusError as failure:
                 if not target.alive():
                     continue
-                if not running and (library.key, pid) not in self._attaching:
-                    raise
                 self._session.losses.count("attach_failed", *(self._session.whom(each.pid) for _, each in uses))
                 self._session.note(failure.message)
-                return
+                return [(failure, {each.pid for _, each in uses})]
         ended = [target.pid for _, target in uses if target.pid in self.named]
         if not running and ended:
             which = ", ".join(map(str, ended))
             raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
+        return []
 
     def _probe(
         self, library: Library, pid: int | None, without: tuple[str, ...], timed: bool, owner: tuple[int, str]
