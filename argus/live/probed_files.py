@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import math
+import time
+from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from argus.capture.attachment import Attachment
 from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target, executable_mappings, processes
+from argus.live.cost.attaching import ATTACH_S, Attaching
 from argus.live.session import Session
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.system.aside import Aside
+from argus.model.losses import Owner
 
 KEPT_FILES = 64
 """Files that no traced process maps any more and whose probes stay: a job that starts again maps the same ones, and the
 calls that it makes before it was noticed are recorded. Of others (a container's, that is made anew for each job) there
 are as many as the trace lives long."""
-ATTACH_S = 5.0
-"""Longest wait for probes on a file: tens of ms where its pages can be read, more on a busy node. What comes later is
-taken over."""
+LATER_S = 0.2
+"""A file whose owner has too much under way is tried again so soon."""
+RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
+"""A file that the kernel refused is tried again so much later: twice as long each time."""
+_Place = tuple[FileKey, int | None]
+"""A file, in one process or in all."""
+_Uses = list[tuple[Library, Target]]
+
+
+@dataclass
+class _Missing:
+    """Probes that a process would have on a file, and has not."""
+
+    since: float
+    again_at: float = 0.0
+    wait_s: float = RETRY_S
+    why: ArgusError | None = None
+    """Why the kernel refused them."""
+    counted: set[int] = field(default_factory=set)
+    """Processes for which that is counted."""
+
+    def refused(self, why: ArgusError, now: float) -> None:
+        self.why, self.again_at, self.wait_s = why, now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
+
+
+def _turn_of(places: Mapping[_Place, _Uses]) -> Callable[[_Place], int]:
+    """The order in which files are probed: of each owner one, then of each another one."""
+    before = Tally[Owner]()
+    turns: dict[_Place, int] = {}
+    for place, uses in places.items():
+        owner = uses[0][1].identity.owner
+        turns[place] = before[owner]
+        before[owner] += 1
+    return turns.__getitem__
 
 
 class ProbedFiles:
@@ -49,8 +85,11 @@ class ProbedFiles:
         """Files of overlays in which the probes of another one stand (``_has_twin``)."""
         self._unused: dict[FileKey, None] = {}
         """Files with probes that no traced process maps, the one that was mapped last comes last."""
-        self._attaching: dict[tuple[FileKey, int | None], Aside[Attachment]] = {}
-        """Probes that the kernel has been putting on a file for longer than ``ATTACH_S``."""
+        self._attaching = Attaching()
+        self._missing: dict[_Place, _Missing] = {}
+        """Files that processes map and that have no probes."""
+        self._due_at = math.inf
+        self._changed = False
 
     def probes(self, key: FileKey) -> bool:
         """Whether a file is probed once for all processes."""
@@ -60,8 +99,9 @@ class ProbedFiles:
         """Whether it is known how a file is probed."""
         return key in self._shared
 
-    def attach(self, users: Sequence[Target], pids: set[int], *, running: bool) -> None:
-        """Puts probes on every library in use that has none yet.
+    def attach(self, users: Sequence[Target], pids: set[int], *, running: bool) -> bool:
+        """Puts probes on every library in use that has none yet, for a while; ``due`` says when to go on. Whether some
+        came, or a file was found to have none.
 
         Whether a file is probed once for all processes, or for each target apart, is decided when it is first seen and
         kept: both at once would record every call twice.
@@ -76,6 +116,9 @@ class ProbedFiles:
                 or of all. What cannot be probed otherwise is counted and noted, and the rest goes on: a file that the
                 kernel refuses may be anybody's.
         """
+        owners = [target.identity.owner for target in users]
+        self._attaching.begin(owners, running=running)
+        self._changed = False
         self._adopt_attached()
         wanted: dict[FileKey, list[tuple[Library, Target]]] = {}
         for target in users:
@@ -85,23 +128,33 @@ class ProbedFiles:
         fresh = {key: uses[0][0] for key, uses in wanted.items() if key not in self._shared}
         elsewhere = set() if self._session.options.children or not fresh else self._mapped_elsewhere(fresh, pids)
         self._shared.update({key: key not in elsewhere for key in fresh})
-        failures: list[tuple[ArgusError, set[int]]] = []
+        places = self._places(wanted)
+        self._missing = {place: missing for place, missing in self._missing.items() if place in places}
+        for place in sorted(places, key=_turn_of(places)):
+            self._attach_one(place, places[place], running)
+        self._count_missing(places)
+        if not running and self._missing and not self.attached and not self._attaching.under_way:
+            refused = [(each.why, places[place]) for place, each in self._missing.items() if each.why is not None]
+            concerned = {target.pid for _, uses in refused for _, target in uses}
+            if refused and (concerned & self.named if self.named else pids <= concerned):
+                raise refused[0][0]
+        return self._changed
+
+    def _places(self, wanted: Mapping[FileKey, _Uses]) -> dict[_Place, _Uses]:
+        """Files that are mapped and have no probes, or in which processes they have none, and who maps them."""
+        probed: dict[FileKey, set[int | None]] = {}
+        for attachment in self.attached:
+            probed.setdefault(attachment.library.key, set()).add(attachment.pid)
+        places: dict[_Place, _Uses] = {}
         for key, uses in wanted.items():
-            probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
-            probed |= {pid for at, pid in self._attaching if at == key}
-            if not probed and self._has_twin(key, uses):
-                continue
             if self._shared[key]:
-                if not probed:
-                    failures += self._attach_one(uses, None, running)
+                if key not in probed and key not in self._twins:
+                    places[key, None] = uses
                 continue
-            for library, target in uses:
-                if target.pid not in probed:
-                    failures += self._attach_one([(library, target)], target.pid, running)
-        if failures and not running and not self.attached and not self._attaching:
-            concerned = set[int]().union(*(users for _, users in failures))
-            if concerned & self.named if self.named else pids <= concerned:
-                raise failures[0][0]
+            pids = probed.get(key, set())
+            if pids or key not in self._twins:
+                places |= {(key, use[1].pid): [use] for use in uses if use[1].pid not in pids}
+        return places
 
     def _has_twin(self, key: FileKey, uses: list[tuple[Library, Target]]) -> bool:
         """Whether probes stand in a file already, by another name: two overlays may show one file below them, whose
@@ -120,58 +173,107 @@ class ProbedFiles:
                 return True
         return False
 
-    def _attach_one(
-        self, uses: list[tuple[Library, Target]], pid: int | None, running: bool
-    ) -> list[tuple[ArgusError, set[int]]]:
-        """Attaches to a file by the path of the first of its users that still runs. Returns why it cannot be probed,
-        and whom that concerns, if that is so."""
+    def _attach_one(self, place: _Place, uses: _Uses, running: bool) -> None:
+        """Attaches to a file by the path of the first of its users that still runs and whose owner may have more."""
+        now = time.monotonic()
+        missing = self._missing.get(place)
+        if place in self._attaching.under_way or (missing is not None and missing.again_at > now):
+            return
+        key, pid = place
+        by_owner: dict[Owner, Library] = {}
+        for library, target in uses:
+            # Of one that has ended the file can still be probed, and nobody would call it.
+            if target.identity.owner not in by_owner and target.alive():
+                by_owner[target.identity.owner] = library
+        if not by_owner:
+            ended = [target.pid for _, target in uses if target.pid in self.named]
+            if not running and ended:
+                which = ", ".join(map(str, ended))
+                raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
+            return
+        missing = missing or _Missing(now)
+        owner = next((owner for owner in by_owner if self._attaching.may(owner)), None)
+        # By another name it may be a file that is probed right now: it shows once that is done.
+        twin = uses[0][0].file.on_overlay and self._attaching.is_at(key[2:]) and now - missing.since < ATTACH_S
+        if owner is None or twin:
+            self._missing[place] = missing
+            missing.again_at = now + LATER_S
+            return
+        if not any(each.library.key == key for each in self.attached) and self._has_twin(key, uses):
+            self._missing.pop(place, None)
+            return
+        self._missing[place] = missing
         # Where Python's own function for backward passes is probed, the engine's would report each begin twice.
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()
         timed = any(self._timed(target.pid) for _, target in uses)
-        for library, target in uses:
-            if not target.alive():
-                continue  # its file can still be probed, and nobody would call it
-            try:
-                self._probe(library, pid, without, timed, target.identity.owner)
-                return []
-            except ArgusError as failure:
-                if not target.alive():
-                    continue
-                self._session.losses.count("attach_failed", *(self._session.whom(each.pid) for _, each in uses))
-                self._session.note(failure.message)
-                return [(failure, {each.pid for _, each in uses})]
-        ended = [target.pid for _, target in uses if target.pid in self.named]
-        if not running and ended:
-            which = ", ".join(map(str, ended))
-            raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
-        return []
-
-    def _probe(
-        self, library: Library, pid: int | None, without: tuple[str, ...], timed: bool, owner: tuple[int, str]
-    ) -> None:
-        """Probes a file, in a thread of its own: the kernel reads the file's pages, which may never come.
-
-        Raises:
-            ArgusError: The kernel refuses, or the file does not answer.
-        """
-        attaching = Aside(
-            lambda: self._session.probes.attach(library, pid, without=without, timed=timed, owner=owner),
-            "argus-attach",
-        )
-        if attaching.wait(ATTACH_S):
-            self.attached.append(attaching.result())
-            return
-        self._attaching[library.key, pid] = attaching
-        raise ArgusError(f"{library.shown_path} cannot be probed: its file system does not answer", "")
+        probes, library = self._session.probes, by_owner[owner]
+        # In a thread of its own: the kernel reads the file's pages, which may never come.
+        work = partial(probes.attach, library, pid, without=without, timed=timed, owner=owner)
+        if self._attaching.go(place, work, owner):
+            self._adopt(place, uses)
 
     def _adopt_attached(self) -> None:
-        """Takes over probes on files that answered late."""
-        for key, attaching in list(self._attaching.items()):
-            if attaching.wait(0):
-                del self._attaching[key]
-                with contextlib.suppress(ArgusError, OSError):
-                    self.attached.append(attaching.result())
+        """Takes over probes on files that came meanwhile."""
+        for place in self._attaching.ended():
+            self._adopt(place, [])
+
+    def _adopt(self, place: _Place, uses: _Uses) -> None:
+        """Takes over what has become of probes on a file. ``uses``: whom it concerns, if that is known."""
+        key, pid = place
+        self._changed = True
+        try:
+            attachment = self._attaching.take(place)
+        except Exception as failure:  # what fails for a file costs that file
+            if (missing := self._missing.get(place)) is None:
+                return
+            if uses and not any(target.alive() for _, target in uses):
+                missing.again_at = time.monotonic() + LATER_S
+                return
+            what = (
+                f"{uses[0][0].shown_path if uses else 'a file'} cannot be probed ({type(failure).__name__}: {failure})"
+            )
+            why = failure if isinstance(failure, ArgusError) else ArgusError(what[:300], "", EXIT_UNAVAILABLE)
+            if missing.why is None:
+                self._session.note(why.message)
+            missing.refused(why, time.monotonic())
+            return
+        self._missing.pop(place, None)
+        self.attached.append(attachment)
+        if pid is None:
+            self._shared.setdefault(key, True)  # it was released meanwhile
+        probes = self._session.probes
+        # What is probed at all may have changed meanwhile.
+        if unwanted := attachment.optional_links.keys() - probes.probed:
+            probes.detach_optional(*unwanted)
+        for subject in sorted(probes.probed - attachment.optional_links.keys()):
+            probes.attach_optional(subject)
+
+    def _count_missing(self, places: Mapping[_Place, _Uses]) -> None:
+        """Counts files that the kernel refuses, or that have not had their probes for ``ATTACH_S``, as a loss of those
+        who map them. Sets when to go on."""
+        now = time.monotonic()
+        self._due_at = math.inf
+        for place, missing in self._missing.items():
+            under_way = place in self._attaching.under_way
+            late = now - missing.since >= ATTACH_S
+            if late and under_way and not missing.counted:
+                library = places[place][0][0]
+                self._session.note(f"{library.shown_path} cannot be probed yet: its file system does not answer")
+            if late or missing.why is not None:
+                pids = {target.pid for _, target in places[place]}
+                if new := pids - missing.counted:
+                    self._session.losses.count("attach_failed", *map(self._session.whom, sorted(new)))
+                missing.counted = pids
+            elif under_way:
+                self._due_at = min(self._due_at, missing.since + ATTACH_S)
+            if not under_way:
+                self._due_at = min(self._due_at, missing.again_at)
+
+    def due(self) -> bool:
+        """Whether ``attach`` has something to do, though no process has mapped anything: probes have come, or a file's
+        turn has."""
+        return time.monotonic() >= self._due_at or bool(self._attaching.ended())
 
     def of(self, target: Target) -> list[Attachment]:
         """Probes on the files that a process maps."""

@@ -204,7 +204,8 @@ class Roster:
         """Looks at young candidates only. Cheap enough for 20 times a second. Whether something changed."""
         self._add_candidates(self.family.new(), now)
         self.admission.fill(self.jobs, (self._owner_of(pid) for pid in self._candidates), now)
-        return self._look_at_candidates(now) and self._attach(running=True)
+        changed = self._look_at_candidates(now)
+        return ((changed or self.files.due()) and self._attach(running=True)) or changed
 
     def _owner_of(self, pid: int) -> Owner:
         """Whose a process is that may be a rank, or whose that was which forked it, if it has ended."""
@@ -244,8 +245,7 @@ class Roster:
             if member.state == "traced" and pid not in self._left_alone:
                 with self._guard(pid):
                     changed |= self._look_for_libraries(pid, member.target)
-        changed |= self._look_at_candidates(now, all_of_them=True)
-        if changed:
+        if changed := changed | self._look_at_candidates(now, all_of_them=True):
             self._attach(running=True)
         return changed
 
@@ -557,13 +557,13 @@ class Roster:
         return now != before or not all(map(self.files.decided, now))
 
     def _attach(self, *, running: bool) -> bool:
-        """Puts probes on every library in use that has none yet (``ProbedFiles.attach``)."""
+        """As ``ProbedFiles.attach``."""
         users = [member.target for _, member in self.by_pid.values() if member.state == "traced"]
         users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
-        self.files.attach(users, {*self.by_pid, *self._candidates}, running=running)
+        new = self.files.attach(users, {*self.by_pid, *self._candidates}, running=running)
         for _, member in self.by_pid.values():
             member.probes = sum(attachment.probes for attachment in self.attachments_of(member))
-        return True
+        return new
 
     def attachments_of(self, member: Member) -> list[Attachment]:
         """Probes on the files that a process maps."""

@@ -3,7 +3,11 @@ probe, or that come without end."""
 
 from __future__ import annotations
 
+import random
 import subprocess
+import threading
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +17,12 @@ import pytest
 
 from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
-from argus.live.probed_files import ProbedFiles
+from argus.live import probed_files as module
+from argus.live.cost import attaching
+from argus.live.probed_files import LONGEST_RETRY_S, RETRY_S, ProbedFiles
 from argus.model.errors import ArgusError
 from argus.model.losses import Owner
+from argus.system.aside import Aside
 from tests.builders.sessions import a_session
 from tests.security.mapping_process import mapping, needs_root
 
@@ -28,18 +35,35 @@ class FakeProbes:
     Attributes:
         refused: Numbers of files that the kernel refuses.
         attached: Numbers of files that were probed, in order, with the process.
+        holding: Numbers of files that are not probed before ``held`` is set.
+        probed: As of ``Probes``.
+        later: What was probed, or no longer, on all files.
     """
 
     def __init__(self) -> None:
         self.refused: set[int] = set()
         self.attached: list[tuple[int, int | None]] = []
+        self.held = threading.Event()
+        self.holding: set[int] = set()
+        self.probed: set[str] = {"launches"}
+        self.later: list[tuple[str, ...]] = []
 
     def attach(self, library: Any, pid: int | None, **_: Any) -> Any:
         number = library.key[1]
+        probed = set(self.probed)
         self.attached.append((number, pid))
+        if number in self.holding:
+            self.held.wait(60)
         if number in self.refused:
             raise ArgusError(f"the kernel refuses to probe {number}")
-        return SimpleNamespace(library=library, pid=pid, probes=1)
+        return SimpleNamespace(library=library, pid=pid, probes=1, optional_links=dict.fromkeys(probed))
+
+    def attach_optional(self, subject: str) -> int:
+        self.later.append(("on", subject))
+        return 0
+
+    def detach_optional(self, *subjects: str) -> None:
+        self.later.append(("off", *subjects))
 
 
 def a_target(pid: int, owner: Owner, numbers: Sequence[int]) -> Any:
@@ -59,6 +83,28 @@ def probed_files(probes: Any) -> ProbedFiles:
     session.probes = probes
     family: Any = set()
     return ProbedFiles(session, family)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time that passes only while somebody waits for probes. ``waited``: for how long each time; ``slow_s``: for so
+    long probes on a file take."""
+    state = SimpleNamespace(now=1000.0, waited=[], slow_s=0.0)
+
+    class Waiting(Aside[Any]):
+        begun = 0.0
+
+        def wait(self, seconds: float) -> bool:
+            self.begun = self.begun or state.now
+            if seconds:
+                super().wait(0.3)  # what needs no time ends
+                state.waited.append(seconds if self._thread.is_alive() else min(seconds, state.slow_s))
+                state.now += state.waited[-1]
+            return not self._thread.is_alive() and state.now >= self.begun + state.slow_s
+
+    monkeypatch.setattr("argus.live.cost.attaching.Aside", Waiting)
+    monkeypatch.setattr(time, "monotonic", lambda: state.now)
+    return state
 
 
 # ---- files that the kernel refuses
@@ -132,3 +178,167 @@ def test_a_function_that_begins_with_a_breakpoint_costs_its_file_alone(folder: P
             assert "begins with an instruction on which no probe can stand" in note
     finally:
         probes.close()
+
+
+# ---- files that are slow to probe
+
+
+def test_files_that_do_not_answer_hold_no_turn_of_the_loop(clock: SimpleNamespace) -> None:
+    """A thousand files of a process may come at once, each of which held it for five seconds."""
+    probes = FakeProbes()
+    probes.holding = set(range(1000))
+    files = probed_files(probes)
+    users = [a_target(1, HOSTILE, range(1000)), a_target(2, HONEST, [1000])]
+    try:
+        for _ in range(20):
+            before = sum(clock.waited)
+            files.attach(users, {1, 2}, running=True)
+            assert sum(clock.waited) - before <= attaching.TURN_S
+            clock.now += 0.05
+        assert [each.library.key[1] for each in files.attached] == [1000], "the honest job's file"
+        assert sum(clock.waited) < 20 * attaching.TURN_S / 2 + attaching.SAVED_S
+        assert len(probes.attached) == attaching.MOST_OF_OWNER + 1
+        clock.now += attaching.ATTACH_S
+        files.attach(users, {1, 2}, running=True)
+        assert files._session.losses.totals == {"attach_failed": 1000}
+        files.attach(users, {1, 2}, running=True)
+        assert files._session.losses.totals == {"attach_failed": 1000}, "once"
+    finally:
+        probes.held.set()
+
+
+def test_nor_do_they_keep_a_trace_from_beginning(clock: SimpleNamespace) -> None:
+    probes = FakeProbes()
+    probes.holding = set(range(100))
+    files = probed_files(probes)
+    users = [a_target(1, HOSTILE, range(100)), a_target(2, HONEST, range(1000, 1010))]
+    try:
+        for _ in range(2):
+            files.attach(users, {1, 2}, running=False)
+        assert sum(clock.waited) <= attaching.ATTACH_S
+        clock.now += 0.1
+        files.attach(users, {1, 2}, running=True)
+        assert {each.library.key[1] for each in files.attached} == set(range(1000, 1010))
+    finally:
+        probes.held.set()
+
+
+def test_files_that_take_long_hold_the_loop_for_their_owner_s_part(clock: SimpleNamespace) -> None:
+    """Mapped four thousand times, each takes 0.6 s."""
+    files = probed_files(FakeProbes())
+    users = [a_target(1, HOSTILE, range(2000)), a_target(2, HONEST, [2001])]
+    clock.slow_s = 0.2
+    files.attach(users, {1, 2}, running=False)
+    assert sum(clock.waited) <= 2 * attaching.ATTACH_S
+    assert 2001 in {each.library.key[1] for each in files.attached}, "owners take turns"
+    begun, waited = clock.now, sum(clock.waited)
+    while clock.now - begun < 60:
+        before = sum(clock.waited)
+        files.attach(users, {1, 2}, running=True)
+        assert sum(clock.waited) - before <= attaching.TURN_S
+        clock.now += 0.05
+    assert sum(clock.waited) - waited <= attaching.SAVED_S + 60 * attaching.OF_LOOP + attaching.TURN_S
+
+
+def test_files_under_way_are_bounded_for_each_owner_and_in_all(clock: SimpleNamespace) -> None:
+    probes = FakeProbes()
+    probes.holding = set(range(10_000))
+    files = probed_files(probes)
+    users = [a_target(pid, (pid, ""), range(100 * pid, 100 * pid + 50)) for pid in range(1, 20)]
+    try:
+        files.attach(users, set(range(1, 20)), running=True)
+        owners = Counter(each.owner for each in files._attaching.under_way.values())
+        assert sum(owners.values()) == attaching.MOST
+        assert set(owners.values()) <= set(range(attaching.MOST_OF_OWNER + 1))
+        assert len(owners) == 19, "owners take turns"
+    finally:
+        probes.held.set()
+
+
+def test_probes_that_come_late_are_those_that_are_wanted_by_then(clock: SimpleNamespace) -> None:
+    probes = FakeProbes()
+    probes.holding = {1}
+    files = probed_files(probes)
+    users = [a_target(1, HONEST, [1])]
+    files.attach(users, {1}, running=True)
+    assert not files.due()
+    probes.probed = {"waits"}
+    (under_way,) = files._attaching.under_way.values()
+    probes.held.set()
+    under_way.making._thread.join(10)
+    assert files.due()
+    assert files.attach(users, {1}, running=True)
+    assert [each.pid for each in files.attached] == [None]
+    assert probes.later == [("off", "launches"), ("on", "waits")]
+    assert not files.due()
+    assert not files.attach(users, {1}, running=True)
+
+
+def test_a_file_that_the_kernel_refuses_is_tried_again_ever_more_seldom(clock: SimpleNamespace) -> None:
+    probes = FakeProbes()
+    probes.refused = {1}
+    files = probed_files(probes)
+    users = [a_target(1, HOSTILE, [1])]
+    begun = clock.now
+    while clock.now - begun < 2 * LONGEST_RETRY_S:
+        if files.due() or clock.now == begun:
+            files.attach(users, {1}, running=True)
+        clock.now += 5
+    assert len(probes.attached) == 7, "after 0, 1, 3, 7, 15, 31 and 63 minutes"
+    assert files._session.losses.totals == {"attach_failed": 1}
+    assert files._session.notes.total == 1
+    probes.refused = set()
+    clock.now += LONGEST_RETRY_S
+    assert files.due()
+    files.attach(users, {1}, running=True)
+    assert len(files.attached) == 1
+    assert RETRY_S < LONGEST_RETRY_S
+
+
+def test_an_overlay_s_file_is_not_probed_while_it_may_be_another_s(clock: SimpleNamespace) -> None:
+    """Two overlays show one file: probes by either name are probes in both."""
+    probes: Any = FakeProbes()
+    probes.holding = {1}
+    probes.stands_in = lambda *_: True
+    files = probed_files(probes)
+    users = [a_target(1, HONEST, [1]), a_target(2, HONEST, [2])]
+    for target in users:
+        for library in target.libraries:
+            library.file.on_overlay, library.stamp = True, (1, 1)
+    files.attach(users, {1, 2}, running=True)
+    assert probes.attached == [(1, None)]
+    probes.held.set()
+    next(iter(files._attaching.under_way.values())).making._thread.join(10)
+    clock.now += 1
+    files.attach(users, {1, 2}, running=True)
+    assert probes.attached == [(1, None)]
+    assert files._twins == {("08:01", 2, 1, 1): ("08:01", 1, 1, 1)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_files_are_probed_as_one_after_the_other(
+    seed: int, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where everything answers at once: which files, for whom, in which order of each owner."""
+    draw = random.Random(seed)
+    probes = FakeProbes()
+    probes.refused = set(draw.sample(range(12), 2))
+    files = probed_files(probes)
+    monkeypatch.setattr(module, "TORCH_PYTHON", "")
+    files._shared = {("08:01", n, 1, 1): draw.random() < 0.7 for n in range(12)}
+    users: list[Any] = []
+    expected: list[tuple[int, int | None]] = []
+    for pid in range(1, 8):
+        users.append(a_target(pid, HONEST, draw.sample(range(12), draw.randrange(5))))
+        files.attach(users, set(range(1, pid + 1)), running=True)
+        by_file: dict[int, list[int]] = {}
+        for target in users:
+            for library in target.libraries:
+                by_file.setdefault(library.key[1], []).append(target.pid)
+        for number, pids in by_file.items():
+            wanted = [None] if files._shared["08:01", number, 1, 1] else pids
+            expected += [(number, of) for of in wanted if (number, of) not in expected]
+    assert probes.attached == expected
+    assert {(each.library.key[1], each.pid) for each in files.attached} == {
+        place for place in expected if place[0] not in probes.refused
+    }

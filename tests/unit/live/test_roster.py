@@ -294,3 +294,22 @@ def test_young_candidates_are_looked_at_ever_less_often(roster: Roster, monkeypa
     assert 100 < len(looked) < 250
     assert max(later - sooner for sooner, later in pairwise(looked)) <= YOUNG_S / 40 + 0.1
     assert candidate.due > now
+
+
+def test_probes_that_come_late_are_taken_over_between_the_rounds(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due, turns = iter([False, True, True]), list[bool]()
+
+    def attach(users: Any, pids: set[int], *, running: bool) -> bool:
+        turns.append(running)
+        return len(turns) == 1
+
+    monkeypatch.setattr(roster.family, "new", list)
+    monkeypatch.setattr(roster.files, "due", lambda: next(due))
+    monkeypatch.setattr(roster.files, "attach", attach)
+    assert not roster.look_quickly(100.0)
+    assert turns == []
+    assert roster.look_quickly(101.0), "ranks have more probes"
+    assert not roster.look_quickly(102.0), "none came"
+    assert turns == [True, True]

@@ -1,0 +1,119 @@
+"""Probes that the kernel is putting on files, in threads of their own: how many at once, and for how long one waits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from argus.capture.attachment import Attachment
+from argus.capture.process.targets import FileKey
+from argus.live.cost.turns import Turns
+from argus.model.losses import UNKNOWN, Owner
+from argus.system.aside import Aside
+
+ATTACH_S = 5.0
+"""Before a trace begins it waits for so long, in all, for files that do not answer, and where there are several owners
+for each one's files: probes come in tens of ms where pages can be read, later on a busy node. What comes later is taken
+over."""
+TURN_S = 0.25
+"""For so long a turn of the loop waits, in all: nearly always all probes come meanwhile."""
+OF_LOOP, SAVED_S = 0.1, 4.0
+"""Share of the loop's time for probes on several owners' files, and what an owner has saved that had few."""
+MOST, MOST_OF_OWNER = 32, 4
+"""Files that probes are being put on at one time, in all and of one owner: each holds a thread, maybe for ever."""
+_Place = tuple[FileKey, int | None]
+
+
+@dataclass
+class _UnderWay:
+    owner: Owner
+    work: Callable[[], Attachment]
+    cpu_s: float = 0.0
+    waited_s: float = 0.0
+    making: Aside[Attachment] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.making = Aside(self._make, "argus-attach")
+
+    def _make(self) -> Attachment:
+        begun_s = time.thread_time()
+        try:
+            return self.work()
+        finally:
+            self.cpu_s = time.thread_time() - begun_s
+
+
+class Attaching:
+    """What is under way.
+
+    Attributes:
+        under_way: By file and process.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: dict[_Place, _UnderWay] = {}
+        self._turns = Turns(OF_LOOP, SAVED_S, time.monotonic)
+        self._running = self._several = False
+        self._left_s = ATTACH_S
+        self._waited_s: dict[Owner, float] = {}
+        """Before the trace begins."""
+
+    def begin(self, owners: Iterable[Owner], *, running: bool) -> None:
+        """A turn begins.
+
+        Args:
+            owners: Whose processes map files.
+            running: The trace has begun.
+        """
+        there = {UNKNOWN, *owners}
+        self._turns.fill(there, time.monotonic())
+        self._several = len(there) > 2
+        if running:
+            self._left_s = TURN_S
+        self._running = running
+
+    def is_at(self, stamp: tuple[int, int]) -> bool:
+        """Whether probes are being put on a file of this size and time of change."""
+        return any(key[2:] == stamp for key, _ in self.under_way)
+
+    def may(self, owner: Owner) -> bool:
+        """Whether probes may be put on another file of an owner now."""
+        of_owner = sum(each.owner == owner for each in self.under_way.values())
+        return of_owner < MOST_OF_OWNER and len(self.under_way) < MOST and self._turns.may(owner)
+
+    def go(self, place: _Place, work: Callable[[], Attachment], owner: Owner) -> bool:
+        """Begins to put probes on a file, and waits for a while. Whether that has ended: ``take`` has the result."""
+        each = self.under_way[place] = _UnderWay(owner, work)
+        begun = time.monotonic()
+        ended = each.making.wait(max(self._patience_s(owner), 0.0))
+        each.waited_s = time.monotonic() - begun
+        if self._running:
+            self._turns.spend(owner, each.waited_s)
+        else:
+            self._waited_s[owner] = self._waited_s.get(owner, 0.0) + each.waited_s
+        if self._running or not ended:  # before the trace begins, files that answer are waited for
+            self._left_s -= each.waited_s
+        return ended
+
+    def _patience_s(self, owner: Owner) -> float:
+        if self._running:
+            return min(self._left_s, self._turns.left_s(owner))
+        return min(self._left_s, ATTACH_S - self._waited_s.get(owner, 0.0) if self._several else math.inf)
+
+    def ended(self) -> list[_Place]:
+        """What has ended since."""
+        return [place for place, each in self.under_way.items() if each.making.wait(0)]
+
+    def take(self, place: _Place) -> Attachment:
+        """The result of what has ended.
+
+        Raises:
+            ArgusError: The kernel refuses.
+            OSError: Its process has ended.
+        """
+        each = self.under_way.pop(place)
+        if self._running:
+            self._turns.spend(each.owner, max(each.cpu_s - each.waited_s, 0.0))
+        return each.making.result()
