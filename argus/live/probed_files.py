@@ -7,16 +7,18 @@ import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 
 from argus.capture.attachment import Attachment
 from argus.capture.process.follow import Family
-from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target, executable_mappings, processes
+from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
 from argus.live.cost.attaching import ATTACH_S, Attaching
+from argus.live.cost.mapped_elsewhere import MappedElsewhere
 from argus.live.session import Session
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.losses import Owner
+from argus.model.losses import UNKNOWN, Owner
 
 KEPT_FILES = 64
 """Files that no traced process maps any more and whose probes stay: a job that starts again maps the same ones, and the
@@ -86,6 +88,9 @@ class ProbedFiles:
         self._unused: dict[FileKey, None] = {}
         """Files with probes that no traced process maps, the one that was mapped last comes last."""
         self._attaching = Attaching()
+        self._pids: AbstractSet[int] = frozenset()
+        self._elsewhere = MappedElsewhere(lambda pid: pid in self._pids or pid in family)
+        self._looked_for = UNKNOWN
         self._missing: dict[_Place, _Missing] = {}
         """Files that processes map and that have no probes."""
         self._due_at = math.inf
@@ -124,10 +129,9 @@ class ProbedFiles:
         for target in users:
             for library in target.libraries:
                 wanted.setdefault(library.key, []).append((library, target))
+        self._pids = pids
         # Decided for all files before the first is probed: that takes long, and probes cost the job meanwhile.
-        fresh = {key: uses[0][0] for key, uses in wanted.items() if key not in self._shared}
-        elsewhere = set() if self._session.options.children or not fresh else self._mapped_elsewhere(fresh, pids)
-        self._shared.update({key: key not in elsewhere for key in fresh})
+        self._decide({key: uses[0] for key, uses in wanted.items() if key not in self._shared}, running)
         places = self._places(wanted)
         self._missing = {place: missing for place, missing in self._missing.items() if place in places}
         for place in sorted(places, key=_turn_of(places)):
@@ -140,6 +144,35 @@ class ProbedFiles:
                 raise refused[0][0]
         return self._changed
 
+    def _decide(self, fresh: Mapping[FileKey, tuple[Library, Target]], running: bool) -> None:
+        """Decides how files are probed that were not mapped before: for each target apart if another process maps them,
+        or if there was no time to see. While others are looked at it stays open.
+
+        Args:
+            fresh: The files, and a process that maps each.
+            running: The trace has begun: nobody waits until all processes were looked at.
+        """
+        others, libraries = self._elsewhere, {key: library for key, (library, _) in fresh.items()}
+        if took_s := others.take():
+            self._attaching.spend(self._looked_for, took_s)
+        if self._session.options.children or not fresh:
+            elsewhere: set[FileKey] = set()
+        elif not running:
+            elsewhere = others.now(libraries)
+        else:
+            owners = dict.fromkeys(target.identity.owner for _, target in fresh.values())
+            owner = next((owner for owner in owners if self._attaching.has_time(owner)), None)
+            if not others.known and owner is not None and (looking := others.begin()) is not None:
+                # What is found is that owner's to pay for.
+                self._looked_for = owner
+                if not self._attaching.wait(looking, owner):
+                    return
+                self._attaching.spend(owner, others.take())
+            if others.looking is not None:
+                return
+            elsewhere = others.among(libraries)
+        self._shared.update({key: key not in elsewhere for key in fresh})
+
     def _places(self, wanted: Mapping[FileKey, _Uses]) -> dict[_Place, _Uses]:
         """Files that are mapped and have no probes, or in which processes they have none, and who maps them."""
         probed: dict[FileKey, set[int | None]] = {}
@@ -147,6 +180,8 @@ class ProbedFiles:
             probed.setdefault(attachment.library.key, set()).add(attachment.pid)
         places: dict[_Place, _Uses] = {}
         for key, uses in wanted.items():
+            if key not in self._shared:
+                continue  # not decided yet
             if self._shared[key]:
                 if key not in probed and key not in self._twins:
                     places[key, None] = uses
@@ -273,28 +308,14 @@ class ProbedFiles:
     def due(self) -> bool:
         """Whether ``attach`` has something to do, though no process has mapped anything: probes have come, or a file's
         turn has."""
-        return time.monotonic() >= self._due_at or bool(self._attaching.ended())
+        looking = self._elsewhere.looking
+        ended = bool(self._attaching.ended()) or (looking is not None and looking.wait(0))
+        return ended or time.monotonic() >= self._due_at
 
     def of(self, target: Target) -> list[Attachment]:
         """Probes on the files that a process maps."""
         keys = {self._twins.get(library.key, library.key) for library in target.libraries}
         return [a for a in self.attached if a.library.key in keys and a.pid in (None, target.pid)]
-
-    def _mapped_elsewhere(self, libraries: Mapping[FileKey, Library], pids: set[int]) -> set[FileKey]:
-        """Which files a process maps that is not let through."""
-        sought = {(library.device, library.inode): key for key, library in libraries.items()}
-        mapped: set[FileKey] = set()
-        for pid in processes():
-            if pid in pids or pid in self._family:
-                continue
-            try:
-                mappings = executable_mappings(pid)
-            except OSError:
-                continue
-            mapped.update(sought[file] for m in mappings if (file := (m.device, m.inode)) in sought)
-            if len(mapped) == len(libraries):
-                break
-        return mapped
 
     def was_used(self, target: Target) -> None:
         """A process that mapped these files has ended: they are the last to lose their probes."""

@@ -18,7 +18,7 @@ import pytest
 from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
 from argus.live import probed_files as module
-from argus.live.cost import attaching
+from argus.live.cost import attaching, mapped_elsewhere
 from argus.live.probed_files import LONGEST_RETRY_S, RETRY_S, ProbedFiles
 from argus.model.errors import ArgusError
 from argus.model.losses import Owner
@@ -69,7 +69,9 @@ class FakeProbes:
 def a_target(pid: int, owner: Owner, numbers: Sequence[int]) -> Any:
     """A process that maps these files."""
     libraries = [
-        SimpleNamespace(key=("08:01", n, 1, 1), shown_path=str(n), file=SimpleNamespace(on_overlay=False))
+        SimpleNamespace(
+            key=("08:01", n, 1, 1), device="08:01", inode=n, shown_path=str(n), file=SimpleNamespace(on_overlay=False)
+        )
         for n in numbers
     ]
     return SimpleNamespace(
@@ -103,6 +105,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             return not self._thread.is_alive() and state.now >= self.begun + state.slow_s
 
     monkeypatch.setattr("argus.live.cost.attaching.Aside", Waiting)
+    monkeypatch.setattr(mapped_elsewhere, "Aside", Waiting)
     monkeypatch.setattr(time, "monotonic", lambda: state.now)
     return state
 
@@ -342,3 +345,141 @@ def test_the_same_files_are_probed_as_one_after_the_other(
     assert {(each.library.key[1], each.pid) for each in files.attached} == {
         place for place in expected if place[0] not in probes.refused
     }
+
+
+# ---- files without end, where children are not followed
+
+
+class Node:
+    """Processes of a node, by PID the files that each maps.
+
+    Attributes:
+        read: In which thread the mappings of one were read, in order.
+        take_s: For so long that takes.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+        self.mapped: dict[int, set[int]] = {}
+        self.read: list[str] = []
+        self.take_s, self._clock = 0.0, clock
+        monkeypatch.setattr(mapped_elsewhere, "processes", lambda: list(self.mapped))
+        monkeypatch.setattr(mapped_elsewhere, "executable_mappings", self._mappings)
+
+    def _mappings(self, pid: int) -> list[Any]:
+        self.read.append(threading.current_thread().name)
+        self._clock.now += self.take_s
+        return [SimpleNamespace(device="08:01", inode=number) for number in self.mapped[pid]]
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> Node:
+    return Node(monkeypatch, clock)
+
+
+def without_children(probes: Any) -> ProbedFiles:
+    session = a_session()
+    session.probes = probes
+    family: Any = set()
+    return ProbedFiles(session, family)
+
+
+def settle(files: ProbedFiles) -> None:
+    """Waits until all processes have been looked at."""
+    looking: Any = files._elsewhere.looking
+    if looking is not None:
+        looking._thread.join(10)
+
+
+def test_files_without_end_have_the_node_s_processes_looked_at_seldom(clock: SimpleNamespace, node: Node) -> None:
+    """One of 256 processes maps another copy of a library every 0.3 s: each had all others read, in the loop."""
+    files = without_children(FakeProbes())
+    node.mapped = {pid: {7} for pid in range(1, 257)}
+    node.take_s = 0.004
+    hostile = a_target(1, HOSTILE, [])
+    begun, number = clock.now, 1000
+    while clock.now - begun < 120:
+        number += 1
+        hostile.libraries += a_target(1, HOSTILE, [number]).libraries
+        files.attach([hostile, a_target(2, HONEST, [7])], {1, 2}, running=True)
+        clock.now += 0.3
+        settle(files)
+    assert set(node.read) == {"argus-mappings"}
+    assert len(node.read) * node.take_s < 0.05 * 120
+    assert len(files.attached) >= number - 1000
+
+
+def test_a_file_waits_for_a_look_and_not_the_loop(
+    clock: SimpleNamespace, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = without_children(FakeProbes())
+    node.mapped = {1: {1, 2, 3}, 2: {2}, 9: {3}}
+    clock.slow_s = 1.0
+    users = [a_target(1, HONEST, [1, 2, 3]), a_target(2, HONEST, [2])]
+    files.attach(users, {1, 2}, running=True)
+    assert sum(clock.waited) <= attaching.TURN_S
+    assert (files.attached, files._missing, files.due()) == ([], {}, False)
+    settle(files)
+    clock.now += 1
+    assert files.due()
+    clock.slow_s = 0.0
+    files.attach(users, {1, 2}, running=True)
+    assert [(each.library.key[1], each.pid) for each in files.attached] == [(1, None), (2, None), (3, 1)]
+    read = len(node.read)
+    assert read == 1, "nobody's who is let through"
+    files.attach([*users, a_target(1, HONEST, [4])], {1, 2}, running=True)
+    assert (len(node.read), files.probes(("08:01", 4, 1, 1))) == (read, True), "what was just found is believed"
+
+
+def test_a_file_is_probed_apart_where_nobody_was_looked_at(clock: SimpleNamespace, node: Node) -> None:
+    """Its owner, or the node, has had its part of the time."""
+    files = without_children(FakeProbes())
+    node.mapped = {9: set()}
+    node.take_s = 10.0
+    files.attach([a_target(1, HONEST, [1])], {1}, running=True)
+    settle(files)
+    files.attach([a_target(1, HONEST, [1])], {1}, running=True)
+    clock.now += mapped_elsewhere.BELIEVED_S + 1
+    files.attach([a_target(1, HONEST, [1, 2])], {1}, running=True)
+    assert [(each.library.key[1], each.pid) for each in files.attached] == [(1, None), (2, 1)]
+    assert len(node.read) == 1
+    clock.now += mapped_elsewhere.REST * node.take_s
+    files.attach([a_target(1, HONEST, [1, 2, 3])], {1}, running=True)
+    settle(files)
+    assert len(node.read) == 2
+
+
+def test_a_look_is_for_the_owner_of_the_new_file_to_pay(clock: SimpleNamespace, node: Node) -> None:
+    files = without_children(FakeProbes())
+    node.mapped = {9: set()}
+    node.take_s = attaching.SAVED_S + 1
+    users = [a_target(1, HOSTILE, [1]), a_target(2, HONEST, [])]
+    files.attach(users, {1, 2}, running=True)
+    settle(files)
+    files.attach(users, {1, 2}, running=True)
+    assert [files._attaching.has_time(owner) for owner in (HOSTILE, HONEST)] == [False, True]
+
+
+def test_what_others_map_is_remembered_within_a_bound(clock: SimpleNamespace, node: Node) -> None:
+    elsewhere = mapped_elsewhere.MappedElsewhere(lambda pid: False)
+    node.mapped = {pid: set(range(1000 * pid, 1000 * pid + 1000)) for pid in range(1, 100)}
+    looking: Any = elsewhere.begin()
+    looking._thread.join(10)
+    elsewhere.take()
+    assert len(elsewhere._found) == mapped_elsewhere.MOST_FILES
+    (library,) = a_target(1, HONEST, [1]).libraries
+    assert elsewhere.among({library.key: library}) == {library.key}, "it may be"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files_of_others_are_found_as_by_reading_all_for_each(seed: int, clock: SimpleNamespace, node: Node) -> None:
+    draw = random.Random(seed)
+    node.mapped = {pid: set(draw.sample(range(20), draw.randrange(8))) for pid in range(1, 12)}
+    traced = set(draw.sample(range(1, 12), 4))
+    expected = {n for pid, numbers in node.mapped.items() if pid not in traced for n in numbers}
+    libraries = {library.key: library for library in a_target(1, HONEST, range(20)).libraries}
+    elsewhere = mapped_elsewhere.MappedElsewhere(traced.__contains__)
+    assert {key[1] for key in elsewhere.now(libraries)} == expected
+    looking: Any = elsewhere.begin()
+    looking._thread.join(10)
+    elsewhere.take()
+    assert {key[1] for key in elsewhere.among(libraries)} == expected

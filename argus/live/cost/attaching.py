@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from argus.capture.attachment import Attachment
 from argus.capture.process.targets import FileKey
@@ -81,21 +82,36 @@ class Attaching:
     def may(self, owner: Owner) -> bool:
         """Whether probes may be put on another file of an owner now."""
         of_owner = sum(each.owner == owner for each in self.under_way.values())
-        return of_owner < MOST_OF_OWNER and len(self.under_way) < MOST and self._turns.may(owner)
+        return of_owner < MOST_OF_OWNER and len(self.under_way) < MOST and self.has_time(owner)
 
     def go(self, place: _Place, work: Callable[[], Attachment], owner: Owner) -> bool:
         """Begins to put probes on a file, and waits for a while. Whether that has ended: ``take`` has the result."""
         each = self.under_way[place] = _UnderWay(owner, work)
         begun = time.monotonic()
-        ended = each.making.wait(max(self._patience_s(owner), 0.0))
+        ended = self.wait(each.making, owner)
         each.waited_s = time.monotonic() - begun
-        if self._running:
-            self._turns.spend(owner, each.waited_s)
-        else:
-            self._waited_s[owner] = self._waited_s.get(owner, 0.0) + each.waited_s
-        if self._running or not ended:  # before the trace begins, files that answer are waited for
-            self._left_s -= each.waited_s
         return ended
+
+    def wait(self, work: Aside[Any], owner: Owner) -> bool:
+        """Waits for something that is done for an owner, as long as this turn may. Whether it has ended."""
+        begun = time.monotonic()
+        ended = work.wait(max(self._patience_s(owner), 0.0))
+        waited_s = time.monotonic() - begun
+        if self._running:
+            self._turns.spend(owner, waited_s)
+        else:
+            self._waited_s[owner] = self._waited_s.get(owner, 0.0) + waited_s
+        if self._running or not ended:  # before the trace begins, files that answer are waited for
+            self._left_s -= waited_s
+        return ended
+
+    def has_time(self, owner: Owner) -> bool:
+        """Whether an owner has not had its part of the time."""
+        return self._turns.may(owner)
+
+    def spend(self, owner: Owner, seconds: float) -> None:
+        """So much time was spent for an owner, beside the loop."""
+        self._turns.spend(owner, seconds)
 
     def _patience_s(self, owner: Owner) -> float:
         if self._running:

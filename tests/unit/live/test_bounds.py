@@ -85,6 +85,7 @@ CLASSES = {
     "model/losses": ("Losses",),
     "model/shares": ("Shares",),
     "capture/process/follow": ("Family",),
+    "live/cost/mapped_elsewhere": ("MappedElsewhere",),
     "capture/probes": ("Probes",),
     "capture/owners": ("Owners", "ThreadOwners"),
     "capture/placement": ("Placement",),
