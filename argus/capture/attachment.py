@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from argus.capture.process.targets import Library
 from argus.model import calls
+from argus.model.losses import UNKNOWN, Owner
 
+RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
+"""Probes that the kernel refused, or that did not come, are tried again so much later: twice as long each time."""
 Subject = Literal["ranges", "backward", "nvtx", "math", "launches", "copies", "waits", "collectives"]
 """What may be probed or not while the rest is: PyTorch's ranges, the begin of its backward passes, NVTX's ranges, math
 (cuBLAS and attention), launches of kernels and graphs, copies and allocations, waits for the GPU, collectives. What is
@@ -52,7 +57,13 @@ class Attachment:
             than with its exit.
         entry_prices: What a call costs then.
         places: File offsets of entries that are probed throughout.
-        answers: Whether the last probes on the file came in time.
+        owner: User and container of a process that mapped the file first.
+        answers: Whether the last probes on the file came in time. While they have not, others are not waited for:
+            ``LateProbes`` puts them on.
+        unanswered: How often they did not.
+        late: Whether those that did not come in time have come since, or will not.
+        again_at: When it is tried again, ``time.monotonic()``.
+        wait_s: How long after that if it does not answer then.
         slot: Where maps hold what is known of the file; the last one, which others may have, too: it has none.
         has_slot: Whether maps hold what is known of the file (``Placement``), until its probes are gone.
         lacks_slot: They had no room for it: PyTorch's collectives and attention are not probed there, and its other
@@ -74,10 +85,25 @@ class Attachment:
     exit_prices: dict[int, int] = field(default_factory=dict)
     entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
     entry_prices: dict[int, int] = field(default_factory=dict)
+    owner: Owner = UNKNOWN
     answers: bool = True
+    unanswered: int = 0
+    late: Callable[[float], bool] = lambda _: True
+    again_at: float = 0.0
+    wait_s: float = RETRY_S
     slot: int = calls.FILE_SLOTS - 1
     has_slot: bool = False
     lacks_slot: bool = False
+
+    def did_not_answer(self, late: Callable[[float], bool]) -> None:
+        """Probes on it have not come in time. ``late``: as the attribute."""
+        self.answers, self.late = False, late
+        self.unanswered += 1
+        self.put_off()
+
+    def put_off(self) -> None:
+        """It is tried again later, and each time after twice as long."""
+        self.again_at, self.wait_s = time.monotonic() + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
 
     @property
     def probes(self) -> int:

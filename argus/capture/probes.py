@@ -32,6 +32,7 @@ from argus.capture.kernel.links import (
     PATIENCE_S,
     TRACE_UPROBE_MULTI,
     Backend,
+    LateError,
     close_in_time,
     close_links,
     link,
@@ -176,7 +177,7 @@ class Probes:
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
         self.unanswered = 0
-        """Files on which no more probes are put: the last ones took longer than they are waited for."""
+        """How often probes on files took longer than they are waited for."""
         self.probed: set[Subject] = set(get_args(Subject)) - {"math"}
         """Which subjects are probed."""
         self.entries_only: set[Subject] = set()
@@ -268,8 +269,7 @@ class Probes:
         try:
             yield
         finally:
-            # Each close waits for a grace period of the kernel, and nobody needs to wait for it.
-            self._closing.append(Aside(lambda: close_links([(links, [])]), "argus-unlink"))
+            self.let_go([(links, [])])
 
     # --- which processes
 
@@ -297,8 +297,7 @@ class Probes:
     def target_pids(self) -> list[int]:
         """Processes whose calls are let through, those included that only the kernel has added."""
         keys, _ = self._module["targets"].read()
-        pids: list[int] = keys.view(np.uint32).ravel().tolist()
-        return pids
+        return list[int](keys.view(np.uint32).ravel().tolist())
 
     def is_target(self, pid: int) -> bool:
         """Whether calls of a process are let through."""
@@ -401,7 +400,7 @@ class Probes:
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
         """
-        attachment = Attachment(library, pid)
+        attachment = Attachment(library, pid, owner=owner)
         by_program: dict[str, list[tuple[int, int]]] = {}
         try:
             self._placement.choose(attachment, by_program, code_of(library), without, timed, owner)
@@ -422,8 +421,8 @@ class Probes:
             self._placement.release(attachment)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
-        self._write_prices([attachment])
-        self._attach_pulse(attachment, in_time=False)
+        self.write_prices([attachment])
+        self.attach_pulse(attachment, in_time=False)
         return attachment
 
     def stands_in(self, attachment: Attachment, library: Library, pid: int) -> bool:
@@ -437,15 +436,7 @@ class Probes:
         """
         if platform.machine() != "x86_64":
             return False
-        optional = attachment.optional_points
-        places = attachment.places + [
-            offset
-            for subject, (entries, _) in attachment.optional_links.items()
-            for name, points in (optional.get(subject, {}).items() if entries else ())
-            if name.endswith("_enter")
-            for offset, _ in points
-        ]
-        places = places[:_COMPARED]
+        places = _probed_places(attachment)[:_COMPARED]
         return has_probes(pid, (library.device, library.inode), places)
 
     def _attach_program(
@@ -457,18 +448,21 @@ class Probes:
         *,
         in_time: bool = True,
     ) -> None:
-        """Probes functions with a program. ``in_time``: it is waited for a while, and not again for that file."""
+        """Probes functions with a program. ``in_time``: it is waited for a while, and not at all while it is not known
+        that the file answers."""
         program, path = self._module.programs[name], attachment.library.open_path
         make = partial(link, self.backend, program, path, points, name.endswith("_exit"), attachment.pid)
         if not in_time:
             links += make()
-        elif attachment.answers:
-            try:
-                links += link_in_time(make, PATIENCE_S if self.unanswered < _PATIENT else _IMPATIENT_S)
-            except TimeoutError:
-                attachment.answers = False
-                self.unanswered += 1
-                raise
+            return
+        if not attachment.answers:
+            raise TimeoutError(errno.ETIMEDOUT, "the file did not answer before")
+        try:
+            links += link_in_time(make, PATIENCE_S if self.unanswered < _PATIENT else _IMPATIENT_S)
+        except LateError as late:
+            attachment.did_not_answer(late.wait)
+            self.unanswered += 1
+            raise
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone, or after a while (``close_in_time``)."""
@@ -481,14 +475,11 @@ class Probes:
         self._placement.release(*chosen)
 
     def release(self, attachments: Collection[Attachment]) -> None:
-        """Takes the probes away from files that no traced process maps any more. Nobody waits for that: it is done on a
-        thread."""
+        """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         for attachment in attachments:
             self.attachments.remove(attachment)
         self._placement.release(*attachments)
-        self._closing = [closing for closing in self._closing if not closing.wait(0)]
-        links = self._links_of(*attachments)
-        self._closing.append(Aside(lambda: close_links(links), "argus-unlink"))
+        self.let_go(self._links_of(*attachments))
 
     def _close(self, *attachments: Attachment) -> None:
         close_in_time(self._links_of(*attachments))
@@ -514,7 +505,7 @@ class Probes:
                 self._attach_optional(attachment, subject)
             except OSError:  # its process has ended, most likely
                 refused += 1
-        self._write_prices()
+        self.write_prices()
         return refused
 
     def probes_of(self, subject: Subject) -> bool:
@@ -526,17 +517,34 @@ class Probes:
         self.probed -= set(subjects)
         links = [each.optional_links.pop(subject, ([], [])) for each in self.attachments for subject in subjects]
         close_in_time([both for both in links if any(both)])
-        self._write_prices()
+        self.write_prices()
 
     def _attach_optional(self, attachment: Attachment, subject: Subject, *, in_time: bool = True) -> None:
+        if subject not in attachment.optional_links:
+            attachment.optional_links[subject] = self.links_for(attachment, subject, in_time)
+
+    def links_for(self, attachment: Attachment, subject: Subject, in_time: bool = False) -> tuple[list[int], list[int]]:
+        """Links that hold a subject's probes on a file: of entries and of exits. They are the caller's to keep.
+
+        Raises:
+            OSError: The kernel refuses, or does not answer. Nothing is left attached.
+        """
         points = attachment.optional_points.get(subject, {})
         if subject in self.entries_only:
             points = _entries(attachment, subject)
-        if subject not in attachment.optional_links:
-            links = attachment.optional_links[subject] = ([], [])
+        links: tuple[list[int], list[int]] = ([], [])
+        try:
             for name in _exits_first(points):
-                into = links[name.endswith("_exit")]
-                self._attach_program(attachment, name, points[name], into, in_time=in_time)
+                self._attach_program(attachment, name, points[name], links[name.endswith("_exit")], in_time=in_time)
+        except OSError:
+            self.let_go([links])
+            raise
+        return links
+
+    def let_go(self, links: list[tuple[list[int], list[int]]]) -> None:
+        """Closes links, on a thread: each close waits for a grace period of the kernel, and nobody needs to."""
+        self._closing = [closing for closing in self._closing if not closing.wait(0)]
+        self._closing.append(Aside(lambda: close_links(links), "argus-unlink"))
 
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
@@ -554,16 +562,7 @@ class Probes:
         chosen = frozenset(subjects) - self.probed - self.refused.keys()
         links: list[int] = []
         for attachment in self.attachments:
-            by_program: dict[str, list[tuple[int, int]]] = {}
-            for subject in sorted(chosen):
-                for name, points in _entries(attachment, subject).items():
-                    chosen_points = [
-                        (offset, cookie)
-                        for offset, cookie in points
-                        if (call := cookie & 0xFF) not in self._pulse and (only is None or call in only)
-                    ]
-                    by_program.setdefault(name, []).extend(chosen_points)
-            for name, points in by_program.items():
+            for name, points in _window_points(attachment, chosen, self._pulse, only).items():
                 if points:
                     with contextlib.suppress(OSError):  # its process has ended
                         self._attach_program(attachment, name, points, links)
@@ -583,11 +582,13 @@ class Probes:
         close_in_time([(links, []) for links in self._pulse_links.values()])
         self._pulse_links, self._pulse = {}, frozenset(chosen)
         for attachment in self.attachments:
-            self._attach_pulse(attachment)
+            self.attach_pulse(attachment)
 
-    def _attach_pulse(self, attachment: Attachment, *, in_time: bool = True) -> None:
+    def attach_pulse(self, attachment: Attachment, *, in_time: bool = True) -> None:
+        """Puts the probes of ``pulse`` on a file that has none of them."""
         links = self._pulse_links.setdefault(id(attachment), [])
-        for subject in attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ():
+        unprobed = attachment.optional_points.keys() - self.probed - self.refused.keys()
+        for subject in unprobed if self._pulse and not links else ():
             for name, entries in _entries(attachment, subject).items():
                 pulsed = [point for point in entries if point[1] & 0xFF in self._pulse]
                 if pulsed:
@@ -624,8 +625,8 @@ class Probes:
         kind = subject_of(calls.CALLS[call])
         return kind is not None and (kind not in self.probed or kind in self.entries_only)
 
-    def _write_prices(self, new: Sequence[Attachment] | None = None) -> None:
-        """Of all files, or of new ones: then also of those that share a slot with others."""
+    def write_prices(self, new: Sequence[Attachment] | None = None) -> None:
+        """Has the kernel know what calls cost, of all files, or of new ones: then also of those that share a slot."""
         shared = [each for each in self.attachments if not each.has_slot]
         chosen = self.attachments if new is None else [*new, *shared]
         write_prices(self._module["trap_prices"], chosen, self._by_entry)
@@ -661,6 +662,18 @@ def _fresh_target(numbers: tuple[int, int], before: NDArray[np.void] | None) -> 
     return target
 
 
+def _probed_places(attachment: Attachment) -> list[int]:
+    """File offsets of entries that are probed."""
+    optional = attachment.optional_points
+    return attachment.places + [
+        offset
+        for subject, (entries, _) in attachment.optional_links.items()
+        for name, points in (optional.get(subject, {}).items() if entries else ())
+        if name.endswith("_enter")
+        for offset, _ in points
+    ]
+
+
 def _entries(attachment: Attachment, subject: Subject) -> dict[str, list[tuple[int, int]]]:
     """A subject's functions without exits: programs with file offsets and cookies."""
     return {
@@ -668,6 +681,21 @@ def _entries(attachment: Attachment, subject: Subject) -> dict[str, list[tuple[i
         for name, places in attachment.optional_points.get(subject, {}).items()
         if name.endswith("_enter")
     }
+
+
+def _window_points(
+    attachment: Attachment, subjects: Collection[Subject], pulse: Collection[int], only: Collection[int] | None
+) -> dict[str, list[tuple[int, int]]]:
+    """What a window probes of a file (``Probes.open_window``): programs with file offsets and cookies."""
+    by_program: dict[str, list[tuple[int, int]]] = {}
+    for subject in sorted(subjects):
+        for name, points in _entries(attachment, subject).items():
+            by_program.setdefault(name, []).extend(
+                (offset, cookie)
+                for offset, cookie in points
+                if (call := cookie & 0xFF) not in pulse and (only is None or call in only)
+            )
+    return by_program
 
 
 def flags(launch_ring_bytes: int) -> list[str]:

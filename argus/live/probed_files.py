@@ -11,7 +11,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 
-from argus.capture.attachment import Attachment
+from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
+from argus.capture.late_probes import LateProbes
 from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
 from argus.live.cost.attaching import ATTACH_S, Attaching
@@ -26,8 +27,6 @@ calls that it makes before it was noticed are recorded. Of others (a container's
 are as many as the trace lives long."""
 LATER_S = 0.2
 """A file whose owner has too much under way is tried again so soon."""
-RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
-"""A file that the kernel refused is tried again so much later: twice as long each time."""
 _Place = tuple[FileKey, int | None]
 """A file, in one process or in all."""
 _Uses = list[tuple[Library, Target]]
@@ -88,6 +87,7 @@ class ProbedFiles:
         self._unused: dict[FileKey, None] = {}
         """Files with probes that no traced process maps, the one that was mapped last comes last."""
         self._attaching = Attaching()
+        self._late_probes = LateProbes()
         self._pids: AbstractSet[int] = frozenset()
         self._elsewhere = MappedElsewhere(lambda pid: pid in self._pids or pid in family)
         self._looked_for = UNKNOWN
@@ -307,7 +307,9 @@ class ProbedFiles:
 
     def due(self) -> bool:
         """Whether ``attach`` has something to do, though no process has mapped anything: probes have come, or a file's
-        turn has."""
+        turn has. Goes on with files that did not answer while their probes were changed."""
+        if self.attached and self._session.probes.unanswered:
+            self._late_probes.go_on(self._session.probes)
         looking = self._elsewhere.looking
         ended = bool(self._attaching.ended()) or (looking is not None and looking.wait(0))
         return ended or time.monotonic() >= self._due_at

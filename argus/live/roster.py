@@ -277,7 +277,7 @@ class Roster:
         """Of ``counters``, what concerns a job, of those that are not counted in ``Session.losses`` alone."""
         of_job = self._session.losses.of(job)
         probed = {id(each): each for member in job.members.values() for each in self.attachments_of(member)}
-        unanswered = sum(not each.answers for each in probed.values())
+        unanswered = sum(each.unanswered for each in probed.values())
         return {
             "attach_failed": of_job.get("attach_failed", 0) + unanswered,
             "calls_before_follow": of_job.get("calls_before_follow", 0),

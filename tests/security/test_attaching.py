@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
+from argus.capture.late_probes import MOST, MOST_OF_OWNER, LateProbes
 from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
 from argus.live import probed_files as module
 from argus.live.cost import attaching, mapped_elsewhere
-from argus.live.probed_files import LONGEST_RETRY_S, RETRY_S, ProbedFiles
+from argus.live.probed_files import ProbedFiles
 from argus.model.errors import ArgusError
 from argus.model.losses import Owner
 from argus.system.aside import Aside
@@ -47,6 +49,7 @@ class FakeProbes:
         self.holding: set[int] = set()
         self.probed: set[str] = {"launches"}
         self.later: list[tuple[str, ...]] = []
+        self.unanswered = 0
 
     def attach(self, library: Any, pid: int | None, **_: Any) -> Any:
         number = library.key[1]
@@ -483,3 +486,146 @@ def test_files_of_others_are_found_as_by_reading_all_for_each(seed: int, clock: 
     looking._thread.join(10)
     elsewhere.take()
     assert {key[1] for key in elsewhere.among(libraries)} == expected
+
+
+# ---- files that did not answer while their probes were changed
+
+
+class Kernel:
+    """In the place of ``link``: descriptors that hold probes.
+
+    Attributes:
+        made: Of each, where its probes are.
+        closed: Descriptors that were closed.
+        free: Cleared while somebody holds a lock of a process that maps the files.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: dict[int, tuple[int, ...]] = {}
+        self.closed: list[int] = []
+        self.free = threading.Event()
+        self.free.set()
+        monkeypatch.setattr("argus.capture.probes.link", self._link)
+        monkeypatch.setattr("argus.capture.kernel.links._close_all", lambda links: self.closed.extend(links) or [])
+
+    def _link(self, backend: Any, program: int, path: str, points: Any, at_exit: bool, pid: Any) -> list[int]:
+        self.free.wait(60)
+        self.made[number := len(self.made) + 100] = tuple(offset for offset, _ in points)
+        return [number]
+
+
+def probes_on(paths: Sequence[str], owner: Owner = HONEST) -> Any:
+    """Probes of launches on files, at their entries and exits, without a kernel's maps."""
+    probes: Any = Probes.__new__(Probes)
+    probes._module = SimpleNamespace(programs={"cuda_enter": 3, "cuda_exit": 4})
+    probes.probed, probes.refused, probes.entries_only = {"launches"}, {}, set()
+    probes.backend, probes.unanswered, probes._closing = "multi", 0, []
+    probes._pulse, probes._pulse_links = frozenset(), {}
+    probes.write_prices = lambda new=None: None
+    probes.attachments = [Attachment(SimpleNamespace(open_path=path, roles=()), None, owner=owner) for path in paths]  # type: ignore[arg-type]
+    for attachment in probes.attachments:
+        attachment.optional_points["launches"] = {"cuda_enter": [(16, 1)], "cuda_exit": [(16, 1)]}
+        attachment.optional_links["launches"] = [1], [2]
+    return probes
+
+
+def join(late: LateProbes) -> None:
+    for each in late._trying:
+        each.making._thread.join(10)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    monkeypatch.setattr("argus.capture.probes.PATIENCE_S", 0.05)
+    monkeypatch.setattr("argus.capture.probes._IMPATIENT_S", 0.05)
+    return Kernel(monkeypatch)
+
+
+def test_a_file_that_did_not_answer_has_its_probes_later(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody held a lock of a process of his that maps it, for as long as the probes were waited for: the honest job
+    had none for the rest of the trace."""
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    probes.detach_optional("launches")
+    kernel.free.clear()
+    assert probes.attach_optional("launches") == 1
+    assert not attachment.seen("launches")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    now += RETRY_S + 1
+    late.go_on(probes)
+    assert late._trying == [], "the kernel has not let go of the first ones"
+    kernel.free.set()
+    while not attachment.late(0.1):
+        pass
+    late.go_on(probes)
+    join(late)
+    late.go_on(probes)
+    assert attachment.seen("launches")
+    assert attachment.answers
+    entries, exits = attachment.optional_links["launches"]
+    assert (len(entries), len(exits)) == (1, 1)
+    assert not {*entries, *exits} & set(kernel.closed)
+    probes.detach_optional("launches")
+    assert probes.attach_optional("launches") == 0
+
+
+def test_what_a_file_lacks_is_reported_and_counted(kernel: Kernel) -> None:
+    probes = probes_on(["a", "b"])
+    probes.detach_optional("launches")
+    kernel.free.clear()
+    try:
+        assert probes.attach_optional("launches") == 2
+        assert probes.attach_optional("launches") == 2, "they are not waited for again"
+        assert [attachment.unanswered for attachment in probes.attachments] == [1, 1]
+        assert probes.unanswered == 2
+        assert not probes.probes_of("launches")
+    finally:
+        kernel.free.set()
+
+
+def test_what_is_no_longer_wanted_when_it_comes_is_taken_away(kernel: Kernel) -> None:
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    probes.detach_optional("launches")
+    probes.probed.add("launches")
+    attachment.answers = False
+    late.go_on(probes)
+    join(late)
+    probes.probed.discard("launches")
+    late.go_on(probes)
+    assert not attachment.optional_links
+    for closing in probes._closing:
+        closing.wait(10)
+    assert set(kernel.made) <= set(kernel.closed)
+
+
+def test_files_that_are_tried_again_are_bounded(kernel: Kernel) -> None:
+    probes, late = probes_on([str(number) for number in range(50)], HOSTILE), LateProbes()
+    probes.attachments += probes_on(["honest"]).attachments
+    for attachment in probes.attachments:
+        attachment.answers = False
+        del attachment.optional_links["launches"]
+    kernel.free.clear()
+    try:
+        late.go_on(probes)
+        owners = Counter(each.attachment.owner for each in late._trying)
+        assert owners == {HOSTILE: MOST_OF_OWNER, HONEST: 1}
+        assert MOST_OF_OWNER < MOST
+    finally:
+        kernel.free.set()
+        join(late)
+
+
+def test_a_refused_file_is_put_off(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> list[int]:
+        raise ProcessLookupError(3, "it has ended")
+
+    monkeypatch.setattr("argus.capture.probes.link", refuse)
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    attachment.answers, attachment.optional_links = False, {}
+    for _ in range(3):
+        late.go_on(probes)
+        join(late)
+    assert (attachment.wait_s, attachment.answers) == (2 * RETRY_S, False)

@@ -137,20 +137,28 @@ def _close_all(links: Sequence[int]) -> list[OSError]:
     return failures
 
 
+class LateError(TimeoutError):
+    """Probes have not come in time. ``wait(0)``: whether they have since, and are taken away, or will not come."""
+
+    def __init__(self, making: Aside[list[int]]) -> None:
+        super().__init__(errno.ETIMEDOUT, "the file, or a process that maps it, does not answer")
+        self.wait = making.wait
+
+
 def link_in_time(make: Callable[[], list[int]], seconds: float = PATIENCE_S) -> list[int]:
     """What ``link`` returns, if it does so in time. The kernel reads the page of each function, and takes a lock of
     each process that maps the file: either may be held by a file system that does not answer. Probes that come later
     are taken away.
 
     Raises:
-        TimeoutError: It does not return.
+        LateError: It does not return.
         OSError: As of ``link``.
     """
     making = Aside(make, "argus-link")
     if making.wait(seconds):
         return making.result()
     Aside(lambda: close_links([(making.result(), [])]), "argus-unlink")
-    raise TimeoutError(errno.ETIMEDOUT, "the file, or a process that maps it, does not answer")
+    raise LateError(making)
 
 
 def close_in_time(links: Sequence[tuple[list[int], list[int]]], seconds: float = PATIENCE_S) -> bool:

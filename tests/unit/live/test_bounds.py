@@ -87,6 +87,7 @@ CLASSES = {
     "capture/process/follow": ("Family",),
     "live/cost/mapped_elsewhere": ("MappedElsewhere",),
     "capture/probes": ("Probes",),
+    "capture/late_probes": ("LateProbes",),
     "capture/owners": ("Owners", "ThreadOwners"),
     "capture/placement": ("Placement",),
     "capture/sampler": ("StackProbes",),

@@ -1,0 +1,88 @@
+"""Files that did not answer while their probes were changed: they are tried again, in threads of their own.
+
+The kernel takes a lock of each process that maps a file, traced or not. Who holds his own, with a page that never
+comes, has the probes of others' jobs on that file come late. They come once he lets go.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from argus.capture.attachment import Attachment, Subject
+from argus.system.aside import Aside
+
+if TYPE_CHECKING:
+    from argus.capture.probes import Probes
+
+MOST, MOST_OF_OWNER = 16, 2
+"""Files that are tried at one time, in all and of one owner."""
+_Links = dict[Subject, tuple[list[int], list[int]]]
+
+
+@dataclass
+class _Trying:
+    attachment: Attachment
+    entries_only: frozenset[Subject]
+    making: Aside[_Links]
+
+
+class LateProbes:
+    """Puts probes on that are missing. One thread asks."""
+
+    def __init__(self) -> None:
+        self._trying: list[_Trying] = []
+
+    def go_on(self, probes: Probes) -> None:
+        """Takes over probes that have come, and tries files whose turn it is."""
+        for trying in [each for each in self._trying if each.making.wait(0)]:
+            self._trying.remove(trying)
+            self._take(probes, trying)
+        now = time.monotonic()
+        for attachment in probes.attachments:
+            if attachment.answers or now < attachment.again_at or not attachment.late(0):
+                continue
+            if any(each.attachment is attachment for each in self._trying):
+                continue
+            of_owner = sum(each.attachment.owner == attachment.owner for each in self._trying)
+            if len(self._trying) < MOST and of_owner < MOST_OF_OWNER:
+                self._try(probes, attachment)
+
+    def _try(self, probes: Probes, attachment: Attachment) -> None:
+        missing = sorted(probes.probed - probes.refused.keys() - attachment.optional_links.keys())
+
+        def make() -> _Links:
+            links: _Links = {}
+            try:
+                for subject in missing:
+                    links[subject] = probes.links_for(attachment, subject)
+            except OSError:
+                probes.let_go(list(links.values()))
+                raise
+            return links
+
+        entries_only = frozenset(probes.entries_only)
+        self._trying.append(_Trying(attachment, entries_only, Aside(make, "argus-attach")))
+
+    def _take(self, probes: Probes, trying: _Trying) -> None:
+        attachment = trying.attachment
+        try:
+            links = trying.making.result()
+        except OSError:  # its process has ended, most likely
+            attachment.put_off()
+            return
+        there = any(each is attachment for each in probes.attachments)
+        changed = trying.entries_only ^ probes.entries_only
+        for subject, both in links.items():
+            if there and subject in probes.probed and subject not in attachment.optional_links.keys() | changed:
+                attachment.optional_links[subject] = both
+            elif any(both):
+                probes.let_go([both])
+        if not there:
+            return
+        # What has changed meanwhile is tried next.
+        attachment.answers = not probes.probed - probes.refused.keys() - attachment.optional_links.keys()
+        probes.write_prices([attachment])
+        if attachment.answers:
+            probes.attach_pulse(attachment)
