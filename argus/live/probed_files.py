@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
 from argus.live.cost.attaching import ATTACH_S, Attaching
 from argus.live.cost.mapped_elsewhere import MappedElsewhere
+from argus.live.job import Member
 from argus.live.session import Session
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.losses import UNKNOWN, Owner
@@ -318,6 +319,16 @@ class ProbedFiles:
         """Probes on the files that a process maps."""
         keys = {self._twins.get(library.key, library.key) for library in target.libraries}
         return [a for a in self.attached if a.library.key in keys and a.pid in (None, target.pid)]
+
+    def count_probes(self, members: Iterable[Member]) -> None:
+        """Notes how many probes stand in the files that each rank maps."""
+        probes = Tally[_Place]()
+        for attachment in self.attached:
+            probes[attachment.library.key, attachment.pid] += attachment.probes
+        for member in members:
+            target = member.target
+            keys = {self._twins.get(library.key, library.key) for library in target.libraries}
+            member.probes = sum(probes[key, None] + probes[key, target.pid] for key in keys)
 
     def was_used(self, target: Target) -> None:
         """A process that mapped these files has ended: they are the last to lose their probes."""

@@ -561,8 +561,7 @@ class Roster:
         users = [member.target for _, member in self.by_pid.values() if member.state == "traced"]
         users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
         new = self.files.attach(users, {*self.by_pid, *self._candidates}, running=running)
-        for _, member in self.by_pid.values():
-            member.probes = sum(attachment.probes for attachment in self.attachments_of(member))
+        self.files.count_probes(member for _, member in self.by_pid.values())
         return new
 
     def attachments_of(self, member: Member) -> list[Attachment]:

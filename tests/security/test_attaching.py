@@ -350,6 +350,45 @@ def test_the_same_files_are_probed_as_one_after_the_other(
     }
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_probes_of_each_rank_are_those_of_its_files(seed: int) -> None:
+    draw = random.Random(seed)
+    files = probed_files(FakeProbes())
+    places = [(n, draw.choice([None, *range(5)])) for n in range(15) for _ in range(draw.randrange(3))]
+    files.attached = [
+        SimpleNamespace(library=library, pid=pid, probes=draw.randrange(9))
+        for number, pid in places
+        for library in a_target(1, HONEST, [number]).libraries
+    ]  # type: ignore[misc]
+    files._twins = {("08:01", 20 + n, 1, 1): ("08:01", n, 1, 1) for n in range(15)}
+    members = [SimpleNamespace(target=a_target(pid, HONEST, draw.sample(range(35), 9)), probes=-1) for pid in range(5)]
+    files.count_probes(members)  # type: ignore[arg-type]
+    for member in members:
+        assert member.probes == sum(attachment.probes for attachment in files.of(member.target))
+
+
+def test_counting_probes_looks_at_each_file_once() -> None:
+    files = probed_files(FakeProbes())
+    looked: Counter[int] = Counter()
+
+    class Seen:
+        pid, probes = None, 1
+
+        def __init__(self, number: int) -> None:
+            self.number, (self._library,) = number, a_target(1, HONEST, [number]).libraries
+
+        @property
+        def library(self) -> Any:
+            looked[self.number] += 1
+            return self._library
+
+    files.attached = [Seen(number) for number in range(500)]  # type: ignore[misc]
+    members = [SimpleNamespace(target=a_target(pid, HONEST, range(5)), probes=0) for pid in range(400)]
+    files.count_probes(members)  # type: ignore[arg-type]
+    assert {member.probes for member in members} == {5}
+    assert set(looked.values()) == {1}
+
+
 # ---- files without end, where children are not followed
 
 
