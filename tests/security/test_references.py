@@ -20,6 +20,7 @@ from argus.capture.probes import Probes, kernel_version
 from argus.capture.process import instructions, mapped, targets
 from argus.capture.process.instructions import Code, RemoteCode, code_of
 from argus.capture.process.mapped import File
+from argus.capture.process.nccl import GETTERS, rank_offset
 from argus.capture.reader import reader, wire
 from argus.capture.reader.reader import Reader, Unreadable
 from argus.live.options import Options
@@ -193,6 +194,22 @@ def test_instructions_are_those_that_are_read_here(made: Reader, tmp_path: Path)
             for offset, throws in asked:
                 assert there.at(offset) == here.at(offset)
                 assert there.places(offset, throws=throws) == instructions.places(here, offset, throws=throws)
+
+
+@AS_ROOT
+def test_a_library_with_large_objects_is_read(made: Reader, tmp_path: Path) -> None:  # noqa: F811
+    """As NCCL 2.30.7. The answer was refused, and with it all libraries of the process."""
+    rank = 0x1206F0
+    source = "".join(
+        f'int {name}(char *comm, int *to) {{ int got; __asm__ volatile (".byte 0x8b, 0x87; .long {rank + 4 * number}"'
+        ' : "=a"(got)); *to = got; return 0; }\n'
+        for number, name in enumerate(GETTERS)
+    )
+    library = build(NCCL + source, tmp_path / "libnccl.so.2", "-O1")
+    with mapping([library], ()) as pid:
+        (found,) = targets.find_libraries(pid)
+        assert rank_offset(found.file) == rank
+    assert made.counters["reader_restarts"] == 0
 
 
 @AS_ROOT

@@ -773,6 +773,11 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
     return libraries
 
 
+MOST_FIELD = (1 << 31) - 1
+"""Offsets in an object of a library's, as code of x86_64 can have them. The communicator of NCCL 2.30 has more than a
+megabyte. What is said to lie farther is not known."""
+
+
 def _of_reader(pid: int, answer: reader.Answer) -> Libraries:
     """What the reader process has found in a process."""
     rows = answer.what["libraries"]
@@ -797,11 +802,13 @@ def _of_reader(pid: int, answer: reader.Answer) -> Libraries:
         layout = None
         if row["layout"] is not None:
             sizes, numel, group = row["layout"]
-            reader.integers([sizes, numel], 1 << 16)
-            layout = Layout(sizes, numel, None if group is None else GroupLayout(*reader.integers(group, 1 << 16)))
+            fields = reader.integers([sizes, numel, *(group or ())])
+            if max(fields) <= MOST_FIELD:
+                layout = Layout(sizes, numel, None if group is None else GroupLayout(*fields[2:]))
         offset = row["rank_offset"]
         if offset is not None:
-            nccl.remember(file, reader.integers([offset], 1 << 20)[0] if offset >= 0 else None)
+            known = type(offset) is int and 0 <= offset <= MOST_FIELD
+            nccl.remember(file, offset if known else None)
         libraries.append(
             Library(
                 reader.text(row["path"]),
