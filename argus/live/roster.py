@@ -450,7 +450,7 @@ class Roster:
         """The attempt and the rank that a process belongs to."""
         wanted = self._job_name or target.identity.job or "job"
         numbered, uid = target.identity.rank >= 0, target.identity.uid
-        for name in _names(wanted, uid, whose := partial(_whose, self._current, self._given)):
+        for name in _names(wanted, uid, whose := partial(_whose, self._current, self._given), self._given):
             # Two jobs of one name on a node (the same script twice): a rank that is held belongs to another one.
             job = self._current.get(name)
             if job is None:
@@ -580,7 +580,7 @@ def _whose(current: Mapping[str, Job], given: GivenNames, name: str) -> int | No
     return owner if owner is not None or job is None else job.owner[0]
 
 
-def _names(wanted: str, uid: int, whose: Callable[[str], int | None]) -> Iterator[str]:
+def _names(wanted: str, uid: int, whose: Callable[[str], int | None], given: GivenNames) -> Iterator[str]:
     """Names under which a user's job is stored, without end: what it is called, or, where another user's job has that
     name or had it, the user's number behind it. All nodes agree on that, and so do all runs; whose job came first they
     do not. Further jobs of the user are numbered.
@@ -589,11 +589,13 @@ def _names(wanted: str, uid: int, whose: Callable[[str], int | None]) -> Iterato
         wanted: What the job is called.
         uid: Of the user; below 0: not known.
         whose: The user who has a name, or None.
+        given: Names that are remembered. Of one that cannot be the next user's rows would be in an older run.
     """
     apart = f"{wanted}#uid{uid}"
     has, has_apart = whose(wanted), whose(apart)
     # Where the other job's name was not remembered it is free once that is forgotten, and ranks may yet join.
-    first = apart if uid >= 0 and (has_apart == uid if has is None else has != uid) else wanted
+    free = has is None and has_apart != uid and given.has_room(wanted, uid)
+    first = wanted if uid < 0 or free or has == uid else apart
     yield first
     yield from (f"{first}#{number}" for number in itertools.count(2))
 
@@ -624,6 +626,8 @@ def _say_whose(session: Session, owner: int | None, wanted: str, name: str, uid:
     """A note, if a user's job gets another name since another user has its own. ``owner``: who has that."""
     if owner is not None and owner != uid:
         session.note(f"a job of uid {owner} has the name {wanted}: ranks of uid {uid} are stored as {name}")
+    elif owner is None and name != wanted:
+        session.note(f"jobs of uid {uid} have had too many names: those called {wanted} are stored as {name}")
 
 
 def _cpu_rank(pid: int, candidate: _Candidate, below: Iterable[Identity]) -> Target | None:

@@ -12,7 +12,8 @@ class GivenNames:
     """Which user each name belongs to: who has it first, for as long as the trace lasts. Otherwise who runs short jobs
     could have rows of another user's in a later job, or make that another run.
 
-    A name that there was no room for belongs to nobody: such a job is given a run of its own.
+    A user for whose names there is no room is given none: its job has its user's number behind the name, and a run of
+    its own.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,10 @@ class GivenNames:
         """The newest run of a name; 0: it was not given."""
         return self._given.get(name, (-1, 0))[1]
 
+    def has_room(self, name: str, uid: int) -> bool:
+        """Whether a name is remembered, or can be for a user."""
+        return name in self._given or self._shares.fits((uid, ""), len(self._given) / KEPT_NAMES, several=True)
+
     def give(self, name: str, uid: int, run: int) -> bool:
         """A user's job of this name has begun or ended. Returns whether the name is this user's: remembered.
 
@@ -40,10 +45,9 @@ class GivenNames:
         owner, newest = self._given.get(name, (uid, 0))
         if owner != uid:
             return False
+        if not self.has_room(name, uid):
+            return False
         if name not in self._given:
-            used = len(self._given) / KEPT_NAMES
-            if not self._shares.fits((uid, ""), used, several=True):
-                return False
             self._shares.add((uid, ""), 1)
         self._given[name] = uid, max(run, newest)
         return True

@@ -378,7 +378,6 @@ def test_a_clock_that_is_off(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from argus.health.check import Look
 from argus.health.checks import clock
 result = clock.check(Look({key: limit.default for key, limit in clock.LIMITS.items()}, Path(sys.argv[1])))

@@ -34,10 +34,11 @@ def check(look: Look) -> Result:
     rate = rise / max(look.span_s, 1.0)
     found.figures["pages_per_s"] = rate
     text = f"{rate:.0f} pages a second swapped {look.since()}"
-    if rate >= look.limits["critical"] and is_short(look):
-        found.critical(text, "Memory is short: see what uses it, or swapoff.")
-    elif rate >= look.limits["critical"]:
+    if rate < look.limits["warning"]:
+        return found.result(text)
+    if is_short(look):
+        say = found.critical if rate >= look.limits["critical"] else found.warning
+        say(text, "Memory is short: see what uses it, or swapoff.")
+    else:
         found.warning(f"{text}, though the node is not known to be short of memory", _HINT)
-    elif rate >= look.limits["warning"]:
-        found.warning(text, _HINT)
     return found.result(text)

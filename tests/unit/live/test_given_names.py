@@ -87,11 +87,13 @@ def test_names_without_end_change_no_run_of_another_user_s(monkeypatch: pytest.M
         job = node.begin(MALLORY, f"x{number}")
         assert (job.run == RUN) is (number < 32 + 1), "of who has no room left each is a run of its own"
         node.end(job)
-    node.end(node.begin(MALLORY, "llama"))
+    theirs = node.begin(MALLORY, "llama")
+    assert (theirs.name, theirs.run == RUN) == (f"llama#uid{MALLORY}", False), "no newer run of a name of others"
+    node.end(theirs)
     for number in range(10):
         assert node.begin(HONEST, f"job {number}").run == RUN
     job = node.begin(HONEST, "llama")
-    assert (job.name, job.run) == ("llama", RUN), "the other's rows are of another run"
+    assert (job.name, job.run) == ("llama", RUN)
     assert len(node.roster._given._given) < 64
 
 
