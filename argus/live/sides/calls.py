@@ -204,7 +204,8 @@ class CallSide(Side):
         launched = cuda
         if self._session.end_ns is not None:
             cuda, nccl, marks = (self._before_the_end(events) for events in (cuda, nccl, marks))
-        self._generations.number(control, nccl)
+        with self._session.bulkheads.part("process groups"):
+            self._generations.number(control, nccl)
         with self._session.bulkheads.part("new ranks"):  # calls of the others are worked on
             if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
                 self._rows.ranks_changed(now)
