@@ -222,10 +222,6 @@ class Job:
         return [member for member in self.members.values() if not member.helper]
 
     @property
-    def _on_other_hosts(self) -> bool:
-        return any(member.target.identity.world_size > len(self.ranks()) for member in self.ranks())
-
-    @property
     def by_calls(self) -> bool:
         """Whether steps are inferred from the sequence of calls: no marks name them, or will."""
         marks = any(member.target.has(TORCH[0]) or member.target.has(NVTX) for member in self.ranks())
@@ -272,6 +268,8 @@ class Job:
         """
         if self.thin_since and not self._thinned_by and (until_ns >= self.thin_since or final):
             self._hand_over()
+            if self.by_marks and self.marked.waiting:  # it goes on with the next ones
+                return self._left
         if self.thinned is not None and self._thinned_by:
             self._feed_pulses()
             left, self._left = self._left, np.empty(0, ITERATION)
@@ -359,7 +357,7 @@ class Job:
             *(self._left[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
         ):
             self._ended[rank] = step, begin + duration
-        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts, queues=self.queues)
+        self.thinned = ThinnedSteps(other_hosts=_on_other_hosts(self), queues=self.queues)
         return True
 
     def begin_pulses(self, rank: int, per_step: int, step_ns: int, made: Mapping[int, int]) -> None:
@@ -403,7 +401,9 @@ class Job:
             self._early.clear()
             return
         self._left = self.marked.advance(self.thin_since, final=True)
-        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts, queues=self.queues)
+        if self.marked.waiting:
+            return
+        self.thinned = ThinnedSteps(other_hosts=_on_other_hosts(self), queues=self.queues)
         self._thinned_by, self.by_marks = "marks", True
         for (_, end), (begin, _) in itertools.pairwise(self.pulse_spans or ()):  # windows may have opened before
             self.thinned.unseen(end, begin)
@@ -419,7 +419,6 @@ class Job:
                 pulses=handed.pulses,
                 collectives=handed.collectives,
             )
-        drop_ends(self.marked)
 
     def _feed_pulses(self) -> None:
         """Begins of backward passes, of the thread that trains."""
@@ -535,6 +534,7 @@ class Job:
             self.tracker.align(self.communicators)
         self.by_marks = False
         self.phases.clear()
+        drop_ends(self.marked)
 
     def drop_ranges(self) -> None:
         """Goes on without NVTX's ranges: with PyTorch's marks alone if its steps are these, else without marks."""
@@ -695,3 +695,12 @@ def _without(control: NDArray[np.void], handles: NDArray[np.uint64]) -> NDArray[
     kept = control[~theirs | splits]
     kept["handle"][np.isin(kept["handle"], handles)] = 0
     return kept
+
+
+def is_waiting(job: Job) -> bool:
+    """Whether a job has more steps than the last call of ``steps`` gave."""
+    return job.marked.waiting if job.by_marks else job.tracker.waiting
+
+
+def _on_other_hosts(job: Job) -> bool:
+    return any(member.target.identity.world_size > len(job.ranks()) for member in job.ranks())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from argus.live.cost.turns import Turns
 from argus.live.job import Job
 from argus.live.session import Session
-from argus.model.losses import UNKNOWN, Owner
+from argus.model.losses import UNKNOWN, Owner, Whom
 
 OF_LOOP, SAVED_S = 0.5, 0.5
 """Share of the loop's time for the calls of several owners, and what an owner that made few has saved."""
@@ -25,6 +26,11 @@ CONTROL = "control"
 CONTROL_S = 0.5
 CALL_S = {"launches": 5e-7, "collectives": 4e-6, "marks": 4e-6, CONTROL: 3e-6}
 """What a record is believed to cost at least: a few times what those of most jobs do, since a job may change."""
+AT_ONCE = {"launches": 16_384, "collectives": 4096, "marks": 4096, CONTROL: 4096}
+"""Records of a job that are worked on before it is looked at how long that took: those of a new kind may cost several
+times what they are believed to, 15 us each and launches 4."""
+GRACE_S = 0.25
+"""So much longer than it has time for an owner may be worked on in a turn."""
 LEARNED = 0.2
 """How much of what was believed a turn replaces."""
 LEAST_CALLS = 1000
@@ -49,7 +55,7 @@ class Working:
         """Within, records of one kind are worked on, which are counted in ``calls``."""
         begun_s = time.thread_time()
         yield
-        self.took_s[kind] = time.thread_time() - begun_s
+        self.took_s[kind] = self.took_s.get(kind, 0.0) + time.thread_time() - begun_s
 
 
 class CallShares:
@@ -148,6 +154,16 @@ class CallShares:
             left_out = events["ts_ns"] >= until[of[name]]
             self._session.count_losses("calls_over_share", events["pid"], np.ones(len(events), np.int64), left_out)
             kept[name], of[name] = events[~left_out], of[name][~left_out]
+
+    def parts(self, job: Job, kind: str, number: int, working: Working) -> Iterator[tuple[int, int]]:
+        """So many records of a job, in parts (first, last + 1), as long as there is time for its owner. Those that it
+        has none for are counted."""
+        at_once = number if math.isinf(self._turns.left_s(job.owner)) else AT_ONCE[kind]
+        for begin in range(0, number, max(at_once, 1)):
+            if self._turns.left_s(job.owner) + GRACE_S < working.spent_s:
+                self._session.losses.count("calls_over_share", Whom(job), number=number - begin)
+                return
+            yield begin, min(begin + at_once, number)
 
     def in_turns(self, jobs: Sequence[Job]) -> list[Job]:
         """These jobs in the order in which they are to be worked on: first those whose steps were put off."""

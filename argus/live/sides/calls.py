@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from argus.capture.attachment import subject_of
 from argus.capture.process.names import KernelNames
 from argus.capture.process.targets import TORCH_PYTHON
 from argus.live.gpu.rows import KEPT_NAMES
-from argus.live.job import Job, Member
+from argus.live.job import Job, Member, is_waiting
 from argus.live.session import Session
 from argus.live.session_rows import OVER_S, SessionRows
 from argus.live.side import Counters, Side
@@ -176,7 +175,7 @@ class CallSide(Side):
         if self._shares.may(job):
             with self._session.bulkheads.job(job), self._shares.working(job):
                 self._steps.store(job, now, self.drained_ns, final=True)
-                if job.marked.waiting:
+                if is_waiting(job):
                     return
             job.finish()
         elif now - job.over_since > OVER_S:
@@ -192,7 +191,7 @@ class CallSide(Side):
         control = self._taken("control", records.CONTROL)
         cuda = self._taken("launches", records.LAUNCH)
         nccl = self._taken("collectives", records.COLLECTIVE)
-        marks = self._names.complete(self._taken("marks", records.MARK))
+        marks = self._taken("marks", records.MARK)
         self._names.learn(control)
         control = control[event_kinds.about_communicators(control)]
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
@@ -201,6 +200,7 @@ class CallSide(Side):
         if not final:
             kept = self._shares.within({"launches": cuda, "collectives": nccl, "marks": marks, CONTROL: control})
             cuda, nccl, marks, control = kept["launches"], kept["collectives"], kept["marks"], kept[CONTROL]
+        marks = self._names.complete(marks)
         launched = cuda
         if self._session.end_ns is not None:
             cuda, nccl, marks = (self._before_the_end(events) for events in (cuda, nccl, marks))
@@ -228,12 +228,20 @@ class CallSide(Side):
                     if id(job) not in of_jobs[kind]:
                         continue
                     places, ranks = of_jobs[kind][id(job)]
-                    with working.on(kind):
-                        feed(job, members, events[places], ranks)
+                    parts = self._shares.parts(job, kind, len(places), working) if not final else [(0, len(places))]
+                    for begin, end in parts:
+                        with working.on(kind):
+                            feed(job, members, events[places[begin:end]], ranks[begin:end])
+                        working.calls[kind] += end - begin
                     with_rank[kind][places] = True
-                    working.calls[kind] = len(places)
-                with working.on("marks"):
-                    working.calls["marks"] = self._feed_marks(job, members, marks_of)
+                for pid, member in members.items():
+                    if pid not in marks_of or member.helper:
+                        continue
+                    number = len(marks_of[pid])
+                    for begin, end in self._shares.parts(job, "marks", number, working) if not final else [(0, number)]:
+                        with working.on("marks"):
+                            self._feed_marks(job, member, marks_of[pid][begin:end])
+                        working.calls["marks"] += end - begin
                 if final:
                     self._steps.store_last(job, now, self.drained_ns)
                 elif self._shares.may_store(job, working):
@@ -369,26 +377,18 @@ class CallSide(Side):
         job.make_room()
         job.groups_due = 0.0
 
-    def _feed_marks(self, job: Job, members: dict[int, Member], marks: Mapping[int, NDArray[np.void]]) -> int:
-        """``marks``: by PID. Returns how many were of the job's."""
-        number = 0
-        for pid, member in members.items():
-            if pid not in marks or member.helper:
-                continue
-            of_pid = marks[pid]
-            number += len(of_pid)
-            its_marks = job.marks.setdefault(member.rank, Marks())
-            its_marks.steps = 0 if job.by_marks is False else job.marked.wanted
-            whole = of_pid["ts_ns"] < (job.ranges_until or 1 << 62)
-            ends, meanings = member.target.has(TORCH_PYTHON), _Meanings(self._session, pid)
-            job.feed_marks(member, its_marks.take(of_pid[whole], ends_of_backward=ends, meaning=meanings.of))
-            if not whole.all():
-                # Some of the ranges' probes are there for a moment longer than others.
-                seen = ~_RANGES[of_pid["call"]] | job.sampled.covers(of_pid["ts_ns"])
-                late = of_pid[~whole & seen]
-                job.feed_marks(member, its_marks.take(late, ends_of_backward=ends, meaning=meanings.of))
-            meanings.count()
-        return number
+    def _feed_marks(self, job: Job, member: Member, marks: NDArray[np.void]) -> None:
+        its_marks = job.marks.setdefault(member.rank, Marks())
+        its_marks.steps = 0 if job.by_marks is False else job.marked.wanted
+        whole = marks["ts_ns"] < (job.ranges_until or 1 << 62)
+        ends, meanings = member.target.has(TORCH_PYTHON), _Meanings(self._session, member.target.pid)
+        job.feed_marks(member, its_marks.take(marks[whole], ends_of_backward=ends, meaning=meanings.of))
+        if not whole.all():
+            # Some of the ranges' probes are there for a moment longer than others.
+            seen = ~_RANGES[marks["call"]] | job.sampled.covers(marks["ts_ns"])
+            late = marks[~whole & seen]
+            job.feed_marks(member, its_marks.take(late, ends_of_backward=ends, meaning=meanings.of))
+        meanings.count()
 
     # ---- the end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.live.job import Job
+from argus.live.job import Job, is_waiting
 from argus.live.session import Session
 from argus.live.sides.alignment import Aligner
 from argus.live.sides.gpu_times import GpuSide
@@ -23,7 +23,7 @@ preempted."""
 
 LAST_TIMES = 8
 """How often steps are numbered when a trace ends: what 16 ranks keep of ends that wait for what is a step to be
-known."""
+known, and of calls without a period."""
 
 
 class StepRows:
@@ -54,7 +54,7 @@ class StepRows:
             job: The job.
             now: ``time.monotonic()``.
             drained_ns: What was called before this has been fed, CLOCK_MONOTONIC.
-            final: Nothing more will come. Call it until there is nothing left (``job.marked.waiting``).
+            final: Nothing more will come. Call it until there is nothing left (``is_waiting``).
         """
         if not job.finishing:
             found = self._aligner.run(job, now, final=final)
@@ -104,7 +104,7 @@ class StepRows:
         """The same at the end, up to a bound; what is left then is dropped (``step_ends_dropped``)."""
         for _ in range(LAST_TIMES):
             self.store(job, now, drained_ns, final=True)
-            if not job.marked.waiting:
+            if not is_waiting(job):
                 return
         drop_ends(job.marked)
 

@@ -65,6 +65,8 @@ KEPT_BOUNDARIES = 16_384
 HOLD_NS = 50_000_000
 """Calls younger than this (before the newest) wait, so that another thread's batch can still sort in before them. Ring
 buffers are drained every 10-20 ms."""
+MOST_CALLS = 1 << 19
+"""Calls looked through in one ``advance``, some 0.3 s: of four ranks without a period that keep all they may."""
 GAP_UNITS = 32
 """Units over which the median gap between calls is taken."""
 
@@ -138,6 +140,12 @@ class _Rank:
     bounds: list[tuple[int, int]] = field(default_factory=list)
     """(time, number) of recent boundaries, to compare families of ranks."""
     seen_collective: bool = False
+
+    @property
+    def unread(self) -> int:
+        """Calls that the next look goes through."""
+        since = self.dropped if self.lock is None else min(self.parsed, max(self.last_exact, self.dropped))
+        return self.dropped + len(self.calls) - since
 
     def put(self, at: int, calls: NDArray[np.void]) -> None:
         """Replaces the calls from index ``at`` on, in place where there is room: batches are small, the ring is not."""
@@ -264,6 +272,7 @@ class StepTracker:
         """(rank, communicator) -> the family that counts its calls, and what it adds to their numbers. That stays as it
         was begun while :meth:`align` gets other numbers that differ by the same on all its ranks."""
         self._first = first
+        self._next, self._over = 0, set[int]()
         self.counters: Tally[str] = Tally()
         self._reported: Tally[int] = Tally()
         """Steps by rank that have been reported since its calls were last lined up otherwise."""
@@ -403,27 +412,37 @@ class StepTracker:
                 self.counters["calls_without_alignment"] += surplus
 
     def advance(self, *, until_ns: int | None = None, final: bool = False) -> NDArray[np.void]:
-        """The steps completed since the last call.
+        """The steps completed since the last call. Of ranks without a period as many as keep ``MOST_CALLS`` are looked
+        at, in turns.
 
         Args:
             until_ns: All calls before this have been fed; None: those :data:`HOLD_NS` older than the newest.
-            final: No more calls will come: do not wait for those of other threads.
+            final: No more calls will come: do not wait for those of other threads. To be called while it is
+                ``waiting``.
 
         Returns:
             :data:`ITERATION` rows, ordered by rank and step within a rank.
         """
         ready: dict[int, int] = {}
-        for rank, state in sorted(self._ranks.items()):
+        chosen, self._next = _in_turn(self._ranks, self._over if final else set(), self._next)
+        self._over = self._over | {rank for rank, _ in chosen} if final else set()
+        self._over = self._over if len(self._over) < len(self._ranks) else set()
+        for rank, state in chosen:
             horizon = state.newest if final else state.newest - HOLD_NS
             if until_ns is not None and not final:
                 horizon = min(horizon, until_ns)
             ready[rank] = int(np.searchsorted(state.calls["ts"], horizon, side="right"))
             self._detect(state, ready[rank], final)
-        for rank, state in sorted(self._ranks.items()):
+        for rank, state in chosen:
             if state.lock is not None and state.lock.anchor_comm is None:
                 self._anchor(state, ready[rank], final)
-        parsed = [self._parse(state, ready[rank]) for rank, state in sorted(self._ranks.items())]
+        parsed = [self._parse(state, ready[rank]) for rank, state in chosen]
         return self._number(np.concatenate(parsed)) if parsed else np.empty(0, ITERATION)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ranks have not had their turn in the ``final`` look."""
+        return bool(self._over)
 
     def forget_calls(self) -> None:
         """Gives back what calls are kept, up to 5 MB a rank. To be called after the ``final`` steps were taken: what is
@@ -748,3 +767,15 @@ def concatenate(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
     """Joins arrays of :data:`ITERATION`, none included."""
     kept = list(parts)
     return np.concatenate(kept) if kept else np.empty(0, ITERATION)
+
+
+def _in_turn(states: dict[int, _Rank], over: set[int], first: int) -> tuple[list[tuple[int, _Rank]], int]:
+    """Ranks that are looked at now, from ``first`` on, without those that are ``over``; and which comes first then."""
+    ranks = sorted(states.keys() - over, key=lambda rank: (rank < first, rank))
+    most = MOST_CALLS
+    for number, rank in enumerate(ranks):
+        most -= states[rank].unread
+        if most < 0 and number:
+            first, ranks = rank, ranks[:number]
+            break
+    return [(rank, states[rank]) for rank in sorted(ranks)], first

@@ -11,7 +11,7 @@ import pytest
 
 from argus.live.job import Job
 from argus.live.sides import call_shares
-from argus.live.sides.call_shares import CALL_S, CHARGED_S, CONTROL_S, OF_LOOP, SAVED_S, CallShares
+from argus.live.sides.call_shares import CALL_S, CHARGED_S, CONTROL_S, GRACE_S, OF_LOOP, SAVED_S, CallShares
 from argus.live.sides.call_shares import CONTROL as CONTROL_KIND
 from argus.model.losses import Whom
 from argus.model.records import COLLECTIVE, CONTROL, LAUNCH
@@ -184,6 +184,29 @@ def test_of_who_is_alone_all_steps_are_stored(monkeypatch: pytest.MonkeyPatch) -
     storing = Storing(monkeypatch, 100, 0.2)
     storing.session.roster.jobs.pop()
     assert [len(storing.stored()) for _ in range(5)] == [100] * 5
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_records_that_are_dearer_than_believed_are_worked_on_in_parts(
+    monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """A burst now and then, so that its price is forgotten."""
+    traced = Traced(monkeypatch, {1: 12e-6} if alone else {1: 12e-6, 2: 1e-6})
+    longest, done = 0.0, 0
+    for turn in range(200):
+        traced.now_s += TURN_S
+        traced.shares.begin_turn(traced.now_s)
+        number, begun_s = 150_000 if turn % 20 == 0 else 0, traced.cpu_s
+        with traced.shares.working(traced.jobs[1]) as working:
+            for begin, end in traced.shares.parts(traced.jobs[1], "collectives", number, working):
+                assert begin == working.calls["collectives"]
+                traced.cpu_s += 12e-6 * (end - begin)
+                working.calls["collectives"] = end
+        longest, done = max(longest, traced.cpu_s - begun_s), done + working.calls["collectives"]
+    assert traced.left_out(1) == 10 * 150_000 - done
+    assert (done == 10 * 150_000) is alone
+    if not alone:
+        assert SAVED_S < longest <= SAVED_S + GRACE_S + 4096 * 12e-6
 
 
 def test_who_owes_time_and_calls_nothing_costs_nobody_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from argus.model.calls import BY_SYMBOL
 from argus.model.records import COLLECTIVE, LAUNCH
 from argus.semantics.groups.communicators import COMMUNICATOR
 from argus.semantics.steps import by_calls as steps_module
@@ -589,3 +590,51 @@ def test_ranks_without_a_group_in_common_are_not_compared(monkeypatch: pytest.Mo
     assert len(np.unique(tracker.advance(final=True)["rank"])) == 40
     assert compared == 0
     assert tracker.counters["families_joined_by_time"] == 39
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_ranks_without_a_period_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch, final: bool) -> None:
+    """However many they are, a look goes through a bounded number of calls. Ranks with one are not kept waiting."""
+    monkeypatch.setattr(steps_module, "MOST_CALLS", 10_000)
+    looked: list[int] = []
+    detect = StepTracker._detect
+    monkeypatch.setattr(
+        StepTracker, "_detect", lambda self, state, *more: (looked.append(state.rank), detect(self, state, *more))[1]
+    )
+    tracker, chosen = StepTracker(), np.random.default_rng(3)
+    for rank in range(10):
+        calls = np.zeros(4000, LAUNCH)
+        calls["ts_ns"], calls["handle"] = 10**9 + 1000 * np.arange(4000), chosen.integers(1, 1 << 40, 4000)
+        calls["call"], calls["pid"] = BY_SYMBOL["cuLaunchKernel"].id, rank
+        tracker.feed(rank, calls, np.empty(0, COLLECTIVE))
+    turns = []
+    for _ in range(5):
+        looked.clear()
+        tracker.advance(until_ns=1 << 60, final=final)
+        turns.append(list(looked))
+        assert tracker.waiting is (final and len(turns) < 5)
+    assert all(len(turn) == 2 for turn in turns)
+    assert sorted(rank for turn in turns for rank in turn) == list(range(10))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_are_those_of_one_look_whatever_the_turns(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    chosen = np.random.default_rng(seed)
+    units = {rank: chosen.integers(1, 1 << 40, 20 + rank) for rank in range(6)}
+    found = []
+    for most in (1 << 30, 1500):
+        monkeypatch.setattr(steps_module, "MOST_CALLS", most)
+        tracker, rows = StepTracker(), []
+        for turn in range(12):
+            for rank, unit in units.items():
+                calls = np.zeros(3 * len(unit), LAUNCH)
+                calls["handle"], calls["call"] = np.tile(unit, 3), BY_SYMBOL["cuLaunchKernel"].id
+                calls["ts_ns"] = 10**9 * (turn + 1) + (10**9 // len(calls)) * np.arange(len(calls))
+                tracker.feed(rank, calls, np.empty(0, COLLECTIVE))
+            rows.append(tracker.advance())
+        rows.append(tracker.advance(final=True))
+        while tracker.waiting:
+            rows.append(tracker.advance(final=True))
+        found.append(np.sort(np.concatenate(rows), order=["rank", "ts_ns"]))
+    assert len(found[0]) > 150
+    assert found[0].tolist() == found[1].tolist()
