@@ -196,6 +196,46 @@ def test_instructions_are_those_that_are_read_here(made: Reader, tmp_path: Path)
                 assert there.places(offset, throws=throws) == instructions.places(here, offset, throws=throws)
 
 
+def _with_a_frame(name: str) -> str:
+    """A function whose stack pointer goes down and up by anything, in several steps."""
+    sizes = [
+        8 * random.randrange(random.choice([16, 1 << 10, 1 << 20, 1 << 28])) for _ in range(random.randrange(1, 6))
+    ]
+    lines = ["xor %eax, %eax", *(f"{random.choice(['sub', 'sub', 'add'])} ${size}, %rsp" for size in sizes)]
+    lines = [line for each in lines for line in (each, random.choice(["nop", "push %rbx", "xor %ecx, %ecx"]))]
+    code = "\\n ".join([*lines, "ret"])
+    return f'__asm__(".globl {name}\\n.type {name},@function\\n{name}: {code}\\n.size {name},.-{name}\\n");\n'
+
+
+@AS_ROOT
+def test_instructions_of_functions_with_large_frames_are_those_that_are_read_here(
+    made: Reader,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A frame of 1 KiB was no sense: the reader was ended, and of all other functions the entries alone were known."""
+    random.seed(21)
+    names = [f"ncclSend{n}" for n in range(80)]
+    source = "\n".join(map(_with_a_frame, names)) + NCCL
+    library = build(source, tmp_path / "libnccl.so.2", "-O1")
+    table = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    addresses = {name: int(address, 16) for address, _, name in map(str.split, table.splitlines()) if name in names}
+    with mapping([library], ()) as pid:
+        (found,) = targets.find_libraries(pid)
+        here = Code(mapped.open_file(library))
+        functions = [(addresses[name], False) for name in names]  # gcc lays text where it is in the file
+        there, before = RemoteCode(found), made.pid
+        there.follow(functions)
+        words = 0
+        for offset, throws in functions:
+            places = there.places(offset, throws=throws)
+            assert places == instructions.places(here, offset, throws=throws)
+            words = max(words, *(place.below for place in places))
+        assert words > 1 << 20
+        assert (made.pid, dict(made.counters)) == (before, {})
+
+
 @AS_ROOT
 def test_a_library_with_large_objects_is_read(made: Reader, tmp_path: Path) -> None:  # noqa: F811
     """As NCCL 2.30.7. The answer was refused, and with it all libraries of the process."""
@@ -263,6 +303,7 @@ def test_a_reader_is_asked_a_few_times_for_a_file(
         {"heads": ["90"], "places": [[[64, "90", 0, []], [63, "90", 0, []]]]},
         {"heads": ["90"], "places": [[[64, "90", 0, [6]]]]},
         {"heads": ["90"], "places": [[[64, "90", -8, []]]]},
+        {"heads": ["90"], "places": [[[64, "90", 1 << 28, []]]]},
         {"heads": ["90"], "places": [[[64.5, "90", 0, []]]]},
         {"heads": ["90"]},
     ],

@@ -27,6 +27,9 @@ LONGEST = 15
 """Bytes of an x86-64 instruction at most."""
 LINE_BYTES = 128
 """How far a probe may be from its function's entry."""
+FRAME_WORDS = 1 << 28
+"""The stack pointer is followed as long as it is less than so many words of eight bytes below the entry's: 2 GiB, more
+than one instruction can take."""
 MOST_INSTRUCTIONS = 3000
 """So many of a function are followed at most (some 5 ms); the entry of a longer one is left alone."""
 _PART_BYTES = 64 * LONGEST
@@ -145,7 +148,7 @@ def _code(text: object) -> bytes:
 
 def _place(entry: int, row: list[Any]) -> Place:
     offset, code, below, intact = row
-    ahead, words = reader.integers([offset - entry, below], LINE_BYTES)
+    (ahead,), (words,) = reader.integers([offset - entry], LINE_BYTES), reader.integers([below], FRAME_WORDS)
     return Place(entry + ahead, _code(code), words, frozenset(reader.integers(intact, REGISTER_ARGUMENTS)))
 
 
@@ -213,7 +216,7 @@ def _straight_line(iced: Any, code: Code, entry: int) -> list[Place]:
             break
         used = information.info(instruction)
         moved = _moves_stack(iced, instruction, used)
-        if moved is None or below - moved < 0 or _writes_elsewhere(iced, used):
+        if moved is None or not 0 <= below - moved < FRAME_WORDS or _writes_elsewhere(iced, used):
             break
         below -= moved
         for register in used.used_registers():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from argus.capture import prices
-from argus.capture.process.instructions import MOST_INSTRUCTIONS, Code, places
+from argus.capture.process.instructions import FRAME_WORDS, MOST_INSTRUCTIONS, Code, places
 from argus.capture.process.mapped import open_file
 from argus.model import calls
 
@@ -47,6 +47,20 @@ def test_the_stack_pointer_is_followed(tmp_path: Path) -> None:
 )
 def test_where_more_is_not_certain_the_line_ends(tmp_path: Path, code: str) -> None:
     assert [at for at, *_ in found(tmp_path, code)] == [0, 3]
+
+
+def test_a_stack_pointer_beyond_any_frame_is_not_followed(tmp_path: Path) -> None:
+    """Such a number is none that an answer of the reader may have: all that was asked with it would be refused."""
+    half = "4881ecf8ffff3f"  # sub $0x3ffffff8,%rsp
+    whole = "4881c400000080"  # add $-0x80000000,%rsp
+    most = FRAME_WORDS // 2 - 1
+    assert [(at, below) for at, below, _ in found(tmp_path, f"{half} {half} 90 c3")] == [
+        (0, 0), (7, most), (14, 2 * most), (15, 2 * most),
+    ]  # fmt: skip
+    assert [(at, below) for at, below, _ in found(tmp_path, half * 5 + "90 c3")] == [
+        (0, 0), (7, most), (14, 2 * most),
+    ]  # fmt: skip
+    assert [(at, below) for at, below, _ in found(tmp_path, f"{whole} 90 c3")] == [(0, 0)]
 
 
 def test_arguments_are_intact_until_they_are_overwritten(tmp_path: Path) -> None:
