@@ -331,8 +331,51 @@ def test_an_answer_without_sense_is_refused_and_its_reader_ended(lies: bytes, mo
         with pytest.raises(Unreadable):
             find_interpreter(4242)
         assert liar._sock is None, "it is not asked again"
+        assert liar._strikes == {4242: 1}
     finally:
         liar.close()
+
+
+def without_sense(made: Reader, pid: int) -> None:
+    """A question about a process whose answer makes no sense: somebody's file may bring that about."""
+
+    def parse(_: reader.Answer) -> None:
+        raise reader.Malformed("nonsense")
+
+    with pytest.raises(Unreadable):
+        reader.checked(made.ask("maps", pid, executable=True), parse)
+
+
+@AS_ROOT
+def test_a_process_with_answers_without_sense_is_soon_not_read_any_more(
+    made: Reader, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """Each ended a reader, for all: 60 a second, for as long as the process lived."""
+    losses: list[tuple[str, int]] = []
+    made.on_loss = lambda counter, pid, number, device: losses.append((counter, pid))
+    for _ in range(10):
+        without_sense(made, sleeper.pid)
+    assert losses == [("processes_unreadable", sleeper.pid)]
+    assert not made.reads(sleeper.pid)
+    assert made.counters == {"processes_unreadable": 1, "reader_restarts": reader.STRIKES - 1}
+    made.ask("hello", 0).close()
+    assert made.reads(0)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_an_answer_without_sense_costs_others_no_stack(
+    meanwhile: bool, made: Reader, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """The new reader did not know the process, and nobody introduced it."""
+    symbols = RemoteSymbols(sleeper.pid)
+    assert symbols.find_python() is not None
+    with running(sys.executable, "-c", SLEEPER) as other:
+        without_sense(made, other.pid)
+    if meanwhile:  # it was seen to be the reader that knows the process, and ended before it was asked
+        symbols._generation = made.generation
+    assert "nap" in functions(symbols, sleeper.pid)
+    assert made.counters == {"reader_restarts": 1}
 
 
 def test_libraries_without_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

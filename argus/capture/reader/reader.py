@@ -11,7 +11,8 @@ its file system is opened for a while for processes of that user in that contain
 experience is their own. If Argus itself lives on that file system, it is alive, and the process did something to its
 file: only for that process nothing of it is opened. The same holds for a path that the process chose, which may lead
 anywhere. If it is memory, the memory of that process is not read any more; the rest of what can be read of the process
-goes on. Who brings a reader down in another way, twice, is not read any more at all.
+goes on. Who brings a reader down in another way, or has it
+answer nonsense, twice, is not read any more at all.
 
 While a reader reads, the loop of a trace waits. So processes, users in one container, and users have a share of its
 time (``PROCESS_SHARE``, ``OWNER_SHARE``, ``USER_SHARE``), and of the readers that may be left hanging (``MOST_HUNG``):
@@ -130,11 +131,16 @@ class Malformed(Exception):
 
 @dataclass
 class Answer:
-    """What a reader answered."""
+    """What a reader answered.
+
+    Attributes:
+        pid: The process that it was asked about.
+    """
 
     what: dict[str, Any]
     data: bytes
     fds: list[int]
+    pid: int = 0
 
     def close(self) -> None:
         """Closes descriptors that nobody took."""
@@ -151,7 +157,7 @@ class Reader:
 
     Attributes:
         counters: "reader_restarts", "file_systems_hung", "memory_hung", "processes_unreadable", "reads_over_budget".
-        generation: Changes with each reader: what an earlier one knew, this one does not.
+        generation: Changes with each reader's end and begin: what an earlier one knew, this one does not.
     """
 
     def __init__(self, cpu_s: float = wire.CPU_S, memory_bytes: int = wire.MEMORY_BYTES) -> None:
@@ -309,6 +315,7 @@ class Reader:
         """
         sock, self._sock = self._sock, None
         pid, self._pid = self._pid, 0
+        self.generation += 1
         if sock is not None:
             sock.close()
         if pid and self._control is not None:
@@ -430,6 +437,7 @@ class Reader:
             answer.close()
             number, text = fields["error"]
             raise OSError(int(number), str(text)[:200])
+        answer.pid = pid
         return answer
 
     def _owner_of(self, pid: int) -> Owner:
@@ -464,9 +472,13 @@ class Reader:
         free = MOST_HUNG - len(self._left)
         return not free or (owner != NOBODY and (of_owner >= MOST_HUNG_OF_OWNER or of_user >= free))
 
-    def distrust(self) -> None:
-        """The last answer made no sense: its reader is ended."""
-        self._end()
+    def distrust(self, pid: int) -> None:
+        """The last answer, about this process, made no sense: its reader is ended. That costs the process a strike, as
+        every end of a reader that does not show what brought it about: what is in its files and memory may have."""
+        with self._lock:
+            self._end()
+            if pid > 0:
+                self._strike(pid)
 
     def _note(self, pid: int, fields: dict[str, Any]) -> None:
         """Counts what was left out of a process for this answer, as far as that makes sense."""
@@ -841,7 +853,8 @@ def text(value: object, most: int = 1 << 16) -> str:
 
 
 def checked(answer: Answer, parse: Any) -> Any:
-    """What ``parse`` makes of an answer. One that makes no sense ends the reader: it is broken.
+    """What ``parse`` makes of an answer. One that makes no sense ends the reader, and is a strike of the process that
+    it is about (``Reader.distrust``).
 
     Raises:
         Unreadable: It makes no sense.
@@ -849,7 +862,7 @@ def checked(answer: Answer, parse: Any) -> Any:
     try:
         return parse(answer)
     except (Malformed, KeyError, TypeError, ValueError, IndexError, OverflowError) as reason:
-        shared.distrust()
+        shared.distrust(answer.pid)
         raise Unreadable(f"an answer without sense: {reason}") from reason
     finally:
         answer.close()

@@ -8,6 +8,7 @@ addresses (``NO_SYMBOLS``).
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 from functools import lru_cache
 from typing import Any
@@ -92,8 +93,10 @@ class RemoteSymbols:
             self._open()
         try:
             return self._take(reader.shared.ask(op, self.pid, data, session=self._number, **more))
-        except reader.Unreadable:
-            if not reader.shared.reads(self.pid) or not reader.shared.on:
+        except OSError as failure:
+            # ESTALE: another thread's question has ended the reader since, and this one begins.
+            again = isinstance(failure, reader.Unreadable) or failure.errno == errno.ESTALE
+            if not again or not reader.shared.reads(self.pid) or not reader.shared.on:
                 raise
             self._open()  # in a reader that knows what the last one hung on
             return self._take(reader.shared.ask(op, self.pid, data, session=self._number, **more))
