@@ -68,6 +68,7 @@ class Attachment:
         has_slot: Whether maps hold what is known of the file (``Placement``), until its probes are gone.
         lacks_slot: They had no room for it: PyTorch's collectives and attention are not probed there, and its other
             probes may cost more.
+        lacks_code: Its instructions could not be read: its probes stand on the functions' entries, whatever they cost.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -94,6 +95,7 @@ class Attachment:
     slot: int = calls.FILE_SLOTS - 1
     has_slot: bool = False
     lacks_slot: bool = False
+    lacks_code: bool = False
 
     def did_not_answer(self, late: Callable[[float], bool]) -> None:
         """Probes on it have not come in time. ``late``: as the attribute."""

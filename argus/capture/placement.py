@@ -120,6 +120,7 @@ class Placement:
                 attachment.exits.append(call.symbol)
                 attachment.exit_prices[call.id] = self._prices.exit
                 attachment.prices[call.id] += self._prices.exit
+        attachment.lacks_code = code.unread
 
     @staticmethod
     def _functions(attachment: Attachment, without: Collection[str]) -> list[tuple[calls.Call, int]]:

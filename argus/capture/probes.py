@@ -386,6 +386,7 @@ class Probes:
         *,
         timed: bool = True,
         owner: tuple[int, str] = (-1, ""),
+        others: Iterable[Library] = (),
     ) -> Attachment:
         """Puts a probe on every function of a file that Argus knows.
 
@@ -396,6 +397,7 @@ class Probes:
             timed: Whether anybody needs the ends of NCCL's collectives whatever they cost, as GPU times do: kernels
                 are those of the call within which they were launched. Else dear ones are left out (``DEAR_EXIT``).
             owner: User and container of a process that maps the file: of the slots for files no owner takes all.
+            others: The file as other processes map it, for which it is read where it cannot be for that one.
 
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
@@ -403,13 +405,11 @@ class Probes:
         attachment = Attachment(library, pid, owner=owner)
         by_program: dict[str, list[tuple[int, int]]] = {}
         try:
-            self._placement.choose(attachment, by_program, code_of(library), without, timed, owner)
+            self._placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner)
         except BaseException:
             self._placement.release(attachment)
             raise
-        attachment.places = [
-            offset for name, points in by_program.items() if name.endswith("_enter") for offset, _ in points
-        ]
+        attachment.places = _entry_offsets(by_program)
         try:
             for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
@@ -660,6 +660,11 @@ def _fresh_target(numbers: tuple[int, int], before: NDArray[np.void] | None) -> 
     if before is not None:
         target["held"], target["granted"] = before["held"], before["granted"]
     return target
+
+
+def _entry_offsets(by_program: dict[str, list[tuple[int, int]]]) -> list[int]:
+    """File offsets of entries."""
+    return [offset for name, points in by_program.items() if name.endswith("_enter") for offset, _ in points]
 
 
 def _probed_places(attachment: Attachment) -> list[int]:

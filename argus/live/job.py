@@ -62,6 +62,7 @@ class Member:
         calls_over_share: Calls without a duration, collectives without a number, refused records
             (``Probes.over_share``).
         without_slot: Files that it maps and for which there was no slot (``Attachment.lacks_slot``).
+        without_code: Files that it maps and whose instructions could not be read (``Attachment.lacks_code``).
         ignored: Why nothing of its calls is recorded any more; empty: they are.
         asked: Communicators and groups that it was asked about.
     """
@@ -80,6 +81,7 @@ class Member:
     over_share: int = 0
     calls_over_share: tuple[int, int, int] = (0, 0, 0)
     without_slot: int = 0
+    without_code: int = 0
     ignored: str = ""
     asked: int = 0
 

@@ -244,8 +244,11 @@ class ProbedFiles:
         without = ("backward_begin",) if named else ()
         timed = any(self._timed(target.pid) for _, target in uses)
         probes, library = self._session.probes, by_owner[owner]
+        # For whom the file may be read: it, then one of each owner.
+        readers = {id(each): each for each in (library, *by_owner.values(), *(each for each, _ in uses))}
+        others = list(readers.values())[1:]
         # In a thread of its own: the kernel reads the file's pages, which may never come.
-        work = partial(probes.attach, library, pid, without=without, timed=timed, owner=owner)
+        work = partial(probes.attach, library, pid, without=without, timed=timed, owner=owner, others=others)
         if self._attaching.go(place, work, owner):
             self._adopt(place, uses)
 

@@ -262,8 +262,9 @@ class SessionRows:
             member.refused = max(of_processes.get(pid, (0, 0, 0))[1], member.refused)
             member.over_share = max(over_share(pid), member.over_share)
             member.calls_over_share = max(self._session.probes.over_share(pid), member.calls_over_share)
-            without_slot = sum(each.lacks_slot for each in self._session.roster.attachments_of(member))
-            member.without_slot = max(without_slot, member.without_slot)
+            attachments = self._session.roster.attachments_of(member)
+            member.without_slot = max(sum(each.lacks_slot for each in attachments), member.without_slot)
+            member.without_code = max(sum(each.lacks_code for each in attachments), member.without_code)
 
     def _of_members(self, job: Job) -> dict[str, tuple[int, bool]]:
         """The losses of a job that are its own, and its processes', and nobody else's."""
@@ -275,6 +276,7 @@ class SessionRows:
             "seq_over_share": (sum(member.calls_over_share[1] for member in members), True),
             "records_over_share": (sum(member.calls_over_share[2] for member in members), True),
             "file_slots_full": (sum(member.without_slot for member in members), True),
+            "instructions_unread": (sum(member.without_code for member in members), True),
             "processes_ignored": (sum(bool(member.ignored) for member in members), True),
         }
 

@@ -66,6 +66,7 @@ SENTENCES = {
     "seq_over_share": "{n} collective[s] without a number: [its|their] process or user has too many communicators",
     "file_slots_full": "{n} librar[y|ies] of which less is recorded: [its|their] user's or container's share of slots "
     "for files is used up",
+    "instructions_unread": "instructions of {n} librar[y|ies] not read: [its|their] probes may cost more",
     "processes_ignored": "{n} process[es] ignored: [it|they] took more than [its|their] share from other jobs",
     "processes_changed_owner": "{n} process[es] no longer traced: [it runs|they run] as another user now",
     "stack_samples_over_share": "{n} stack sample[s] of one user or container without a stack: too many were new",

@@ -40,6 +40,7 @@ class FakeProbes:
         holding: Numbers of files that are not probed before ``held`` is set.
         probed: As of ``Probes``.
         later: What was probed, or no longer, on all files.
+        others: Of each file that was probed, as which other processes map it.
     """
 
     def __init__(self) -> None:
@@ -49,10 +50,12 @@ class FakeProbes:
         self.holding: set[int] = set()
         self.probed: set[str] = {"launches"}
         self.later: list[tuple[str, ...]] = []
+        self.others: dict[int, list[int]] = {}
         self.unanswered = 0
 
-    def attach(self, library: Any, pid: int | None, **_: Any) -> Any:
+    def attach(self, library: Any, pid: int | None, *, others: Sequence[Any], **_: Any) -> Any:
         number = library.key[1]
+        self.others[number] = [library.pid, *(other.pid for other in others)]
         probed = set(self.probed)
         self.attached.append((number, pid))
         if number in self.holding:
@@ -73,7 +76,12 @@ def a_target(pid: int, owner: Owner, numbers: Sequence[int]) -> Any:
     """A process that maps these files."""
     libraries = [
         SimpleNamespace(
-            key=("08:01", n, 1, 1), device="08:01", inode=n, shown_path=str(n), file=SimpleNamespace(on_overlay=False)
+            key=("08:01", n, 1, 1),
+            device="08:01",
+            inode=n,
+            shown_path=str(n),
+            file=SimpleNamespace(on_overlay=False),
+            pid=pid,
         )
         for n in numbers
     ]
@@ -150,6 +158,15 @@ def test_a_trace_of_what_cannot_be_probed_does_not_begin() -> None:
     one_of_two.named = {1, 3}
     one_of_two.attach([*users, a_target(3, HONEST, [3])], {1, 2, 3}, running=False)
     assert one_of_two._session.losses.totals == {"attach_failed": 2}
+
+
+def test_a_file_is_read_for_one_process_of_each_owner_first_then_for_the_others() -> None:
+    """Who maps it first may not be read any more, or have had its share of that."""
+    probes = FakeProbes()
+    files = probed_files(probes)
+    users = [a_target(n, HOSTILE, [1]) for n in (1, 2, 3)] + [a_target(n, HONEST, [1]) for n in (4, 5)]
+    files.attach(users, {1, 2, 3, 4, 5}, running=False)
+    assert probes.others[1] == [1, 4, 2, 3, 5]
 
 
 REFUSED = """

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -289,6 +290,77 @@ def test_a_reader_is_asked_a_few_times_for_a_file(
     assert [(place.offset, place.code) for place in code.places(4096, throws=False)] == [(4096, b"")]
     assert code.at(5000) == b""
     assert asked.count("again") == 1
+
+
+@AS_ROOT
+def test_a_file_is_read_for_whichever_of_its_processes_may_be_read(made: Reader, tmp_path: Path) -> None:  # noqa: F811
+    """Who maps it first and is not read any more had it probed at entries, at several times the price, for all."""
+    library = build(NCCL + "int ncclBroadcast(int a) { return a * 2 + 1; }", tmp_path / "libnccl.so.2", "-O1")
+    with mapping([library], ()) as first, mapping([library], ()) as second:
+        (theirs,), (ours,) = targets.find_libraries(first), targets.find_libraries(second)
+        made._strikes[first] = reader.STRIKES
+        here, entry = Code(mapped.open_file(library)), ours.offsets["ncclBroadcast"]
+        alone, together = code_of(theirs), code_of(theirs, ours)
+        assert [place.code for place in alone.places(entry, throws=False)] == [b""]
+        assert together.at(entry) == here.at(entry)
+        assert together.places(entry, throws=False) == instructions.places(here, entry, throws=False)
+        assert (alone.unread, together.unread) == (True, False)
+
+
+class FewAnswer:
+    """A reader that answers for some processes.
+
+    Attributes:
+        answering, refused, ending: Processes for which it answers; that it would not be asked about; that end it.
+        asked: Processes, in order.
+    """
+
+    def __init__(self, answering: set[int], refused: set[int], ending: set[int]) -> None:
+        self.answering, self.refused, self.ending = answering, refused, ending
+        self.asked: list[int] = []
+        self.generation = 0
+
+    def may_ask(self, pid: int) -> bool:
+        return pid not in self.refused
+
+    def ask(self, op: str, pid: int, *, heads: list[int], **_: Any) -> reader.Answer:
+        self.asked.append(pid)
+        self.generation += pid in self.ending
+        if pid not in self.answering:
+            raise Unreadable("no")
+        return reader.Answer({"heads": ["90"] * len(heads), "places": []}, b"", [])
+
+
+def one_after_the_other(pids: list[int], fake: FewAnswer) -> list[int]:
+    """Who is asked for, the simple way."""
+    asked: list[int] = []
+    for n, pid in enumerate(pids):
+        if n and pid in fake.refused:
+            continue
+        if len(asked) == 16 or len(fake.ending & set(asked)) == 2:
+            break
+        asked.append(pid)
+        if pid in fake.answering:
+            break
+    return asked
+
+
+def test_few_processes_are_asked_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand that map a file and are not read cost nothing; those that hang cost two readers."""
+    random.seed(22)
+    for _ in range(300):
+        pids = random.sample(range(1, 1000), random.randrange(1, 60))
+        some = [{pid for pid in pids if random.random() < random.choice([0, 0.03, 0.5, 1])} for _ in range(3)]
+        fake = FewAnswer(some[0] - some[1] - some[2], some[1], some[2] - some[1])
+        monkeypatch.setattr(reader, "shared", fake)
+        libraries: list[Any] = [SimpleNamespace(pid=pid, file=SimpleNamespace(fd=0, device="")) for pid in pids]
+        code = RemoteCode(*libraries)
+        code.look_ahead([1, 2])
+        expected = one_after_the_other(pids, fake)
+        assert fake.asked == expected
+        answered = expected[-1] in fake.answering
+        assert (code.at(2), code.unread) == ((b"\x90", False) if answered else (b"", True))
+        assert fake.asked == expected, "nobody is asked again"
 
 
 @pytest.mark.parametrize(

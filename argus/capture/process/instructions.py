@@ -14,6 +14,7 @@ import importlib.util
 import os
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,6 +37,9 @@ _PART_BYTES = 64 * LONGEST
 """So much is decoded at once."""
 REGISTER_ARGUMENTS = 6
 """Integer arguments in registers: System V, x86-64."""
+_MOST_FAILED, _MOST_ENDED = 16, 2
+"""For so many processes that map a file it is tried in vain to read it; and so many that cost a reader, which may take
+seconds each."""
 _AT_ONCE = 64
 """Functions that are followed for one question: a third of a second at most."""
 
@@ -45,7 +49,12 @@ class Code:
 
     Args:
         file: It, open. Its owner may cut it short at any time: it is read, never mapped.
+
+    Attributes:
+        unread: Whether nobody could be asked for some of it (``RemoteCode``).
     """
+
+    unread = False
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -80,18 +89,23 @@ class Code:
 
 
 class RemoteCode:
-    """As ``Code``, of a file that the reader process reads. Once it has not answered, it is not asked again: then only
-    entries are known.
+    """As ``Code``, of a file that the reader process reads. Who reads it for a process and gets no answer does not ask
+    for that process again, but for the next one that maps the file; when there is none only entries are known.
 
     Args:
         library: The file.
+        others: The same file, as other processes map it.
+
+    Attributes:
+        unread: No process is left for which it may be read, and something could not be read.
     """
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, *others: Library) -> None:
+        self._libraries = deque((library, *others))
+        self._failed = self._ended = 0
+        self.unread = False
         self._heads: dict[int, bytes] = {}
         self._places: dict[tuple[int, bool], list[Place]] = {}
-        self._answers = True
 
     def at(self, offset: int) -> bytes:
         """As ``Code.at``."""
@@ -116,17 +130,35 @@ class RemoteCode:
         return self._places.get((entry, throws)) or [Place(entry, self.at(entry))]
 
     def _ask(self, heads: list[int], functions: list[tuple[int, bool]]) -> None:
-        if not self._answers or not (heads or functions):
+        if not (heads or functions):
             return
-        ask, file = partial(reader.shared.ask, heads=heads, functions=functions), self._library.file
-        try:
-            answer = ask("instructions", self._library.pid, places=[file.fd], device=file.device)
-            read, found = reader.checked(answer, partial(_instructions, heads, functions))
-        except OSError:
-            self._answers = False
+        ask = partial(reader.shared.ask, "instructions", heads=heads, functions=functions)
+        while self._libraries:
+            library, before = self._libraries[0], reader.shared.generation
+            try:
+                answer = ask(library.pid, places=[library.file.fd], device=library.file.device)
+                read, found = reader.checked(answer, partial(_instructions, heads, functions))
+            except OSError:
+                self._next(before)
+                continue
+            self._heads |= zip(heads, read, strict=True)
+            self._places |= zip(functions, found, strict=True)
             return
-        self._heads |= zip(heads, read, strict=True)
-        self._places |= zip(functions, found, strict=True)
+        self.unread = True
+
+    def _next(self, generation: int) -> None:
+        """It could not be read for the first process: the next one is asked for that may be read at all.
+
+        Args:
+            generation: The reader's, before it was asked.
+        """
+        self._failed += 1
+        self._ended += reader.shared.generation != generation
+        self._libraries.popleft()
+        if self._failed >= _MOST_FAILED or self._ended >= _MOST_ENDED:
+            self._libraries.clear()
+        while self._libraries and not reader.shared.may_ask(self._libraries[0].pid):
+            self._libraries.popleft()
 
 
 def _instructions(
@@ -152,9 +184,9 @@ def _place(entry: int, row: list[Any]) -> Place:
     return Place(entry + ahead, _code(code), words, frozenset(reader.integers(intact, REGISTER_ARGUMENTS)))
 
 
-def code_of(library: Library) -> Code | RemoteCode:
-    """The functions of a file: read in the reader process, where that has opened it."""
-    return Code(library.file) if isinstance(library.file, File) else RemoteCode(library)
+def code_of(library: Library, *others: Library) -> Code | RemoteCode:
+    """The functions of a file: read in the reader process, where that has opened it. ``others``: as ``RemoteCode``."""
+    return Code(library.file) if isinstance(library.file, File) else RemoteCode(library, *others)
 
 
 @dataclass(frozen=True)

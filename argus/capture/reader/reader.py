@@ -11,8 +11,7 @@ its file system is opened for a while for processes of that user in that contain
 experience is their own. If Argus itself lives on that file system, it is alive, and the process did something to its
 file: only for that process nothing of it is opened. The same holds for a path that the process chose, which may lead
 anywhere. If it is memory, the memory of that process is not read any more; the rest of what can be read of the process
-goes on. Who brings a reader down in another way, or has it
-answer nonsense, twice, is not read any more at all.
+goes on. Who brings a reader down in another way, or has it answer nonsense, twice, is not read any more at all.
 
 While a reader reads, the loop of a trace waits. So processes, users in one container, and users have a share of its
 time (``PROCESS_SHARE``, ``OWNER_SHARE``, ``USER_SHARE``), and of the readers that may be left hanging (``MOST_HUNG``):
@@ -499,6 +498,12 @@ class Reader:
     def reads(self, pid: int) -> bool:
         """Whether anything of a process is read."""
         return self._strikes[pid] < STRIKES
+
+    def may_ask(self, pid: int) -> bool:
+        """Whether a reader would be asked about a process now, and ``ask`` not refuse at once."""
+        with self._lock:
+            owner = self._owner_of(pid)
+            return self.reads(pid) and self._has_time(pid, owner) and not self._has_left_too_many(owner)
 
     def forget(self, pid: int) -> None:
         """A process has ended: its number may be another's."""

@@ -6,6 +6,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+from argus.capture.attachment import Attachment
 from argus.capture.placement import Placement
 from argus.model import calls
 
@@ -36,3 +37,19 @@ def test_the_functions_are_those_that_were_chosen_one_by_one() -> None:
         attachment: Any = SimpleNamespace(library=library, has_slot=random.random() < 0.5)
         without = set(random.sample(kinds, random.randrange(3)))
         assert Placement._functions(attachment, without) == one_by_one(attachment, without)
+
+
+def test_a_file_that_could_not_be_read_says_so() -> None:
+    class Maps:
+        def __getitem__(self, name: str) -> Any:
+            return SimpleNamespace(set=lambda key, value: None)
+
+    module: Any = Maps()
+    nothing: Any = None
+    placed = Placement(module, nothing, launch_durations=False)
+    for unread in (False, True):
+        library: Any = SimpleNamespace(key=unread, layout=None, text_bytes=1, offsets={})
+        made = Attachment(library, None)
+        code: Any = SimpleNamespace(unread=unread, look_ahead=list, follow=list)
+        placed.choose(made, {}, code, (), False, (0, ""))
+        assert made.lacks_code == unread
