@@ -23,7 +23,9 @@ METHODS = {
 """The same of a path itself."""
 NO_PATHS = {"_Process", "self._calls", "self._processes"}
 """What has such a method and is no path."""
-OF_PROCESS = "cgroup|comm|environ|cmdline|maps|mem|mountinfo|oom_score_adj|schedstat|stat|statm|status|syscall|ns/pid"
+OF_PROCESS = (
+    "cgroup|children|comm|environ|cmdline|maps|mem|mountinfo|oom_score_adj|schedstat|stat|statm|status|syscall|ns/pid"
+)
 OF_THE_KERNEL = re.compile(
     r"/sys/.*|/proc/sys/.*|/proc/(cmdline|cpuinfo|locks|stat)|/proc/self/(fd|fdinfo)/\*"
     rf"|/proc(/(\*|self)(/task(/\*)?)?(/({OF_PROCESS}))?)?"

@@ -54,7 +54,7 @@ CLASSES = {
     "live/last_rows": ("LastRows",),
     "live/job": ("Job",),
     "live/sides/stack_samples": ("StackSide",),
-    "live/sampling/children": ("Descendants",),
+    "live/sampling/children": ("Descendants", "_Search", "_Branch"),
     "live/sampling/dictionary": ("StackDictionary",),
     "live/sampling/process": ("SampledProcess",),
     "live/sampling/processes": ("SampledProcesses",),

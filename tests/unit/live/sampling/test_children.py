@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from argus.live.job import Job
 from argus.live.sampling import children
-from argus.live.sampling.children import AT_ONCE, MOST_READ, Descendants, Whose
+from argus.live.sampling.children import AS_ONE, AT_ONCE, MOST_READ, Descendants, Whose
 from tests.builders.sessions import a_session
 
 Forest = dict[int, dict[int, list[int]]]
@@ -65,6 +69,7 @@ def a_forest(rng: random.Random, size: int) -> Forest:
 def descendants(*owners: tuple[int, str]) -> tuple[Descendants, Any]:
     jobs = [Job(f"j{owner}", 1, owner=owner) for owner in owners]
     session = a_session(jobs=jobs)
+    session.look_ups._clock = lambda: 0.0  # nothing takes time here but what a test says
     session.fill_look_ups(0.0)
     return Descendants(session), session
 
@@ -182,3 +187,180 @@ def test_ranks_that_have_ended_are_not_read_on(monkeypatch: pytest.MonkeyPatch) 
         below.find(wanted := {2: (session.jobs[0], 1)})
     assert [pid for pid, _ in kernel.read] == [1, 2, 5]
     assert wanted.keys() == {2}
+
+
+def nearest_below(forest: Forest, wanted: dict[int, Whose], *, all_threads: bool) -> None:
+    """What ``Descendants`` adds of several owners, in the plain way: of each all that is below its ranks, down to ranks
+    of others."""
+    ranks = dict(wanted)
+    for owner in {job.owner: 0 for job, _ in ranks.values()}:
+        own = {pid: whose for pid, whose in ranks.items() if whose[0].owner == owner}
+        others = ranks.keys() - own.keys()
+        its = {pid: {} if pid in others else threads for pid, threads in forest.items()}
+        all_below(its, own, all_threads=all_threads)
+        for pid, whose in own.items():
+            wanted.setdefault(pid, whose)
+
+
+@pytest.mark.parametrize("all_threads", [False, True])
+@pytest.mark.parametrize("most", [MOST_READ, 9])
+def test_of_several_owners_all_are_found(monkeypatch: pytest.MonkeyPatch, all_threads: bool, most: int) -> None:
+    """Also where their ranks are below one another, and one has no time for some looks; each process is read once."""
+    monkeypatch.setattr(children, "MOST_READ", most)
+    monkeypatch.setattr(children, "AT_ONCE", 2)
+    rng = random.Random(9)
+    for _ in range(50):
+        forest = a_forest(rng, rng.choice([20, 60]))
+        kernel = Kernel(monkeypatch, forest)
+        owners = [(1, ""), (1, "pod"), (2, ""), (3, ""), (3, "pod")][: rng.randrange(2, 6)]
+        below, session = descendants(*owners)
+        pids = rng.sample(list(forest), rng.randrange(2, 20))
+        ranks: dict[int, Whose] = {pid: (rng.choice(session.jobs), rank) for rank, pid in enumerate(pids)}
+        expected = dict(ranks)
+        nearest_below(forest, expected, all_threads=all_threads)
+        below.search(all_threads=all_threads)
+        found: dict[int, Whose] = dict(ranks)
+        if most == MOST_READ:
+            below.find(found)
+            assert found == expected, "in one look"
+        else:
+            session.look_ups.spend(owners[0], 1e6)
+        for look in range(200):
+            if look == 3:
+                session.look_ups.spend(owners[0], -1e7)
+            before = len(kernel.read)
+            below.find(wanted := dict(ranks))
+            assert len(kernel.read) - before <= most + len(owners)
+            for pid, whose in wanted.items():
+                found.setdefault(pid, whose)
+        assert found == expected
+        assert len(set(kernel.read)) == len(kernel.read)
+        assert not below._searches
+
+
+@pytest.mark.parametrize("without_time", [True, False])
+def test_no_owner_waits_for_another_s_search(monkeypatch: pytest.MonkeyPatch, without_time: bool) -> None:
+    """The crowd has no time all the while, or a process with very many threads."""
+    threads = {10: []} if without_time else {10 + number: [] for number in range(10 * MOST_READ)}
+    kernel = Kernel(monkeypatch, {1: {1: [10]}, 10: threads, 2: {2: []}, 3: {3: []}})
+    below, session = descendants((7, ""), (8, ""), (9, ""))
+    crowd, honest, other = session.jobs
+    ranks: dict[int, Whose] = {1: (crowd, 0), 2: (honest, 0), 3: (other, 0)}
+    for look in range(8):
+        if without_time:
+            session.look_ups.spend(crowd.owner, 1e6)
+        kernel.forest[2][2].append(100 + look)
+        kernel.forest[3][3].append(200 + look)
+        below.search(all_threads=True)
+        below.find(wanted := dict(ranks))
+        assert wanted[100 + look] == (honest, 0)
+        assert wanted[200 + look] == (other, 0)
+        assert below._searches.keys() == {crowd.owner}
+    assert session.losses.of(crowd).get("look_ups_over_share", 0) == (8 if without_time else 0)
+    assert not session.losses.of(honest).get("look_ups_over_share")
+    below.find({2: (honest, 0), 3: (other, 0)})
+    assert not below._searches, "an owner that is gone"
+
+
+def test_a_search_that_is_put_off_is_counted_for_each_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    Kernel(monkeypatch, {})
+    below, session = descendants((7, ""), (7, ""), (8, ""))
+    first, second, honest = session.jobs
+    session.look_ups.spend(first.owner, 1e6)
+    below.search(all_threads=False)
+    below.find({1: (first, 0), 2: (second, 0), 4: (second, 1), 3: (honest, 0)})
+    assert [session.losses.of(job)["look_ups_over_share"] for job in session.jobs] == [1, 1, 0]
+    assert session.losses.totals["look_ups_over_share"] == 1
+
+
+@pytest.mark.parametrize("users", [1, 1000])
+def test_containers_without_end_are_one_look_s_lists(monkeypatch: pytest.MonkeyPatch, users: int) -> None:
+    """Of one user, which leave the others their part; or each of another user, and all have their turn."""
+    owners = [(1000 + number % users, f"pid:[{number}]") for number in range(1000)]
+    # Ranks are 1 to 1,000; each has 100 threads, of which the last has a child.
+    forest: Forest = {pid: {1000 * pid + more: [] for more in range(100)} for pid in range(1, 1001)}
+    for pid in range(1, 1001):
+        forest[pid][1000 * pid + 99] = [10_000 + pid]
+    forest[2000] = {2000 + more: [] for more in range(100)} | {2100: [20_000]}
+    kernel = Kernel(monkeypatch, forest)
+    below, session = descendants(*owners, (8, ""))
+    ranks: dict[int, Whose] = {number + 1: (job, 0) for number, job in enumerate(session.jobs[:-1])}
+    honest = session.jobs[-1]
+    ranks[2000] = (honest, 0)
+    below.search(all_threads=True)
+    found: set[int] = set()
+    for look in range(40):
+        before = len(kernel.read)
+        below.find(wanted := dict(ranks))
+        found |= wanted.keys()
+        assert len(kernel.read) - before <= MOST_READ
+        if users == 1:
+            assert (20_000 in wanted) == (look == 0)
+    assert found == {*ranks, *range(10_001, 11_001), 20_000}
+    assert not below._searches
+    assert session.losses.of(session.jobs[900])["look_ups_over_share"]
+    if users == 1:
+        assert not session.losses.of(honest)["look_ups_over_share"]
+
+
+def test_what_is_below_ranks_of_very_many_owners_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank has forked the next; below the last are very many. What is kept of them is kept once."""
+    forest: Forest = {pid: {pid: [pid + 1]} for pid in range(1, 400)} | {400: {400: list(range(401, 5401))}}
+    kernel = Kernel(monkeypatch, forest)
+    below, session = descendants(*((number, "pod") for number in range(400)))
+    ranks: dict[int, Whose] = {pid: (session.jobs[pid - 1], 0) for pid in range(1, 401)}
+    below.search(all_threads=True)
+    found: set[int] = set()
+    for _ in range(200):
+        below.find(wanted := dict(ranks))
+        found |= wanted.keys()
+        assert sum(len(search.seen) for search in below._searches.values()) <= 5401
+    assert found == set(range(1, 5401))
+    assert len(set(kernel.read)) == len(kernel.read)
+
+
+@pytest.mark.parametrize("of_threads", [True, False])
+def test_a_list_without_end_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch, of_threads: bool) -> None:
+    """Of threads, or of children."""
+    Kernel(monkeypatch, {})
+    taken = 0
+
+    def without_end() -> Iterator[int]:
+        nonlocal taken
+        for number in itertools.count(10):
+            taken += 1
+            assert taken < 10**6
+            yield number
+
+    monkeypatch.setattr(children, "threads_of", lambda pid, **_: without_end() if of_threads else [pid])
+    monkeypatch.setattr(children, "forked_by", lambda pid, tid: [] if of_threads else without_end())
+    below, session = descendants((7, ""))
+    below.search(all_threads=True)
+    for look in range(1, 4):
+        below.find(wanted := {1: (session.jobs[0], 0)})
+        assert taken <= look * MOST_READ * (1 if of_threads else AS_ONE)
+        assert len(wanted) == 1 or not of_threads
+
+
+def test_lists_of_the_kernel_are_read_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for tid in range(20, 50):
+        (tmp_path / "1" / "task" / str(tid)).mkdir(parents=True)
+    numbers = list(range(90, 1200, 7))
+    (tmp_path / "1" / "task" / "20" / "children").write_text("".join(f"{number} " for number in numbers))
+    monkeypatch.setattr(children, "PROC", tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    assert sorted(children.threads_of(1, all_threads=True)) == list(range(20, 50))
+    assert list(children.threads_of(1, all_threads=False)) == [1]
+    assert list(children.threads_of(2, all_threads=True)) == []
+    assert list(children.forked_by(1, 21)) == []
+    read, reads = os.read, []
+    monkeypatch.setattr(children.os, "read", lambda fd, most: reads.append(most) or read(fd, 5))
+    assert list(children.forked_by(1, 20)) == numbers
+    reads.clear()
+    forked, threads = children.forked_by(1, 20), children.threads_of(1, all_threads=True)
+    assert [next(forked), next(forked)] == numbers[:2]
+    next(threads)
+    assert len(reads) < 5
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    del forked, threads
+    assert len(os.listdir("/proc/self/fd")) == before
