@@ -29,6 +29,8 @@ LINGER_S = 3.0
 """How long after its end a process's last records, and the last steps of its job, are waited for."""
 RECENT_WINDOWS = 5
 """Seconds that the live view averages over."""
+_CALLS = 5
+"""Which of ``GpuProcess._held`` are calls."""
 
 
 class CuptiProgram:
@@ -183,10 +185,16 @@ class GpuProcess:
 
     def keep(self, most: int) -> None:
         """Keeps no more than so many operations for windows and for steps, and of all else that counts as such: where
-        one of these takes little it is all kept, and the others share the rest."""
+        one of these takes little it is all kept, and the others share the rest. Calls that came long ago have what is
+        left then: their operations have come."""
         operations, *others = self._held()
+        if self.program is not None:
+            others[_CALLS - 1] = KEPT_BYTES[1] * self.program.correlator.young_calls
         wanted = [operations, *(-(-nbytes // OP_BYTES) for nbytes in others)]
-        room, *rooms = max_min(wanted, [1.0] * len(wanted), most)
+        given = max_min(wanted, [1.0] * len(wanted), most)
+        if self.program is not None:
+            given[_CALLS] += most - sum(given)
+        room, *rooms = given
         self.usage.keep(room)
         self.steps.keep(room)
         flops, unanswered, *of_program = (OP_BYTES * each for each in rooms)
@@ -203,6 +211,9 @@ class GpuProcess:
         """Operations, and records about them, that were dropped since the last call, as there was no room for them."""
         dropped = max(self.usage.over_share, self.steps.over_share) + self._over_share
         self.usage.over_share = self.steps.over_share = self._over_share = 0
+        if self.program is not None:
+            dropped += self.program.correlator.without_call
+            self.program.correlator.without_call = 0
         return dropped
 
     def has_last_steps(self, now: float) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from argus.semantics.gpu.joins import last_of, running_max
 WAIT_NS = 3_000_000_000
 """How long an operation waits for the record of its call: three rounds of delivered buffers."""
 KEEP_CALLS = 2_000_000
-"""Calls of a process kept for operations that have not come: 25 bytes each."""
+"""Calls of a process kept for operations that have not come: 26 bytes each."""
 KEEP_CALLS_NS = 120_000_000_000
 """The same by age, against the newest call: a process that is stuck makes no newer one. And by when they came, however
 old they say they are, but for the newest ``KEEP_NEWEST``."""
@@ -41,10 +42,38 @@ ASK_TIDS_NS = 1_000_000_000
 SKEW_NS = 1_000_000
 """A call that began so much later than the operation did not launch it: the id was another call's before."""
 
-_CALL = np.dtype([("correlation", "<u4"), ("tid", "<u4"), ("begin_ns", "<i8"), ("end_ns", "<i8"), ("probed", "?")])
+_CALL = np.dtype(
+    [
+        ("correlation", "<u4"),
+        ("tid", "<u4"),
+        ("begin_ns", "<i8"),
+        ("end_ns", "<i8"),
+        ("probed", "?"),
+        ("matched", "?"),
+    ]
+)
+"""``matched``: an operation of it has come; a graph has more than one."""
+_NO_IDS = 1 << 32, 0
 KEPT_BYTES = records.GPU_OP.itemsize + 8, _CALL.itemsize, 12
 """Bytes of each of ``Correlator.kept``."""
 _MAKES_WORK = np.array([call.kind in ("kernel", "graph", "memset") or call.kind.startswith("memcpy") for call in CALLS])
+
+
+@dataclass
+class _Batch:
+    """Calls as ``_outermost`` orders them, one at least.
+
+    Attributes:
+        came_ns: When the newest of them came.
+        matched: How many are ``matched``.
+    """
+
+    calls: NDArray[np.void]
+    came_ns: int
+    matched: int
+
+    def __len__(self) -> int:
+        return len(self.calls)
 
 
 class Correlator:
@@ -66,10 +95,15 @@ class Correlator:
         self._host_tids = host_tids
         self._tids: Mapping[int, int] = {}
         self._ask_tids_ns = 0
-        self._calls: deque[NDArray[np.void]] = deque()
-        self._came: deque[int] = deque()
-        """When the newest of each batch of calls came."""
+        self.without_call = 0
+        """Operations handed out without a launch, as their call had been dropped for want of room (``keep``)."""
+        self._calls: deque[_Batch] = deque()
         self._calls_kept = 0
+        self._now_ns = 0
+        """When something was fed last."""
+        self._gone, self._gone_until_ns = _NO_IDS, 0
+        """The lowest and the highest id of calls that ``keep`` dropped without counting them, and until when that
+        matters: by then they are dropped anyway."""
         self._newest_call_ns = 0
         self._last_end: dict[int, int] = {}
         self._waiting = np.empty(0, records.GPU_OP)
@@ -87,8 +121,17 @@ class Correlator:
         """Operations that wait, calls, and the probes' launches: how many are kept, ``KEPT_BYTES`` each."""
         return len(self._waiting), self._calls_kept, len(self._probe_ts)
 
+    @property
+    def young_calls(self) -> int:
+        """Calls whose operations are still to be expected: those that came within ``WAIT_NS``."""
+        since = self._now_ns - WAIT_NS
+        return sum(len(batch) for batch in self._calls if batch.came_ns > since)
+
     def keep(self, waiting: int, calls: int, probed: int) -> int:
         """Keeps less, as others need the room. Operations beyond wait no longer: they are handed out next time.
+
+        Of the calls that came more than ``WAIT_NS`` ago those go first of which an operation has come. Nothing is lost
+        with old calls but the launches of operations that come yet: ``without_call`` counts these.
 
         Args:
             waiting: Operations that may wait; the newest do.
@@ -96,14 +139,21 @@ class Correlator:
             probed: The probes' launches that are kept, the newest.
 
         Returns:
-            How many calls and launches it dropped.
+            How many it dropped of the probes' launches, and of the calls that came within ``WAIT_NS`` and of which no
+            operation has come.
         """
         self._since[: max(len(self._since) - waiting, 0)] -= WAIT_NS
-        before = sum(self.kept[1:])
-        self._leave(calls)
         first = max(len(self._probe_ts) - probed, 0)
         self._probe_ts, self._probe_tid = self._probe_ts[first:].copy(), self._probe_tid[first:].copy()
-        return before - sum(self.kept[1:])
+        lost = first
+        for batch in self._drop_matched(calls) + self._leave(calls):
+            counted = ~batch.calls["matched"] & (batch.came_ns > self._now_ns - WAIT_NS)
+            lost += int(counted.sum())
+            ids = batch.calls["correlation"][~counted]
+            if len(ids):
+                self._gone = min(self._gone[0], int(ids.min())), max(self._gone[1], int(ids.max()))
+                self._gone_until_ns = self._now_ns + KEEP_CALLS_NS
+        return lost
 
     @property
     def match_rate(self) -> float:
@@ -127,20 +177,22 @@ class Correlator:
             ``records.GPU_OP`` with ``launch_*`` filled where the launch is known.
         """
         self.feed_probed(probed, now_ns)
+        self._now_ns = now_ns
+        if now_ns > self._gone_until_ns:
+            self._gone = _NO_IDS
         if not self._api:
             return self._hand_out(gpu.copy())
         calls = self._learn(host, now_ns)
         gpu = gpu.copy()
         if len(gpu):
             first, last = gpu["correlation"].min(), gpu["correlation"].max()
-            for kept in self._calls:
-                if kept["correlation"][0] <= last and first <= kept["correlation"][-1]:
-                    _match(gpu, kept)
+            for batch in self._calls:
+                if batch.calls["correlation"][0] <= last and first <= batch.calls["correlation"][-1]:
+                    batch.matched += _match(gpu, batch.calls)
         if calls is not None:
             # Those that wait have been compared with the older calls already.
-            _match(self._waiting, calls)
-            _match(gpu, calls)
-            self._keep(calls, now_ns)
+            matched = _match(self._waiting, calls)
+            self._keep(_Batch(calls, now_ns, matched + _match(gpu, calls)))
         self._drop_old(now_ns)
         known = np.concatenate([self._waiting, gpu])
         since = np.concatenate([self._since, np.full(len(gpu), now_ns)])
@@ -184,43 +236,67 @@ class Correlator:
         calls["tid"][own] = self.on_host(calls["tid"][own])
         return calls
 
-    def _drop_oldest(self) -> None:
-        self._came.popleft()
-        self._calls_kept -= len(self._calls.popleft())
+    def _drop_oldest(self) -> _Batch:
+        batch = self._calls.popleft()
+        self._calls_kept -= len(batch)
+        return batch
 
-    def _leave(self, calls: int) -> None:
-        """Keeps no more than so many calls: those that came last, and of a batch those that began last."""
+    def _leave(self, calls: int) -> list[_Batch]:
+        """Keeps no more than so many calls: those that came last, and of a batch those that began last. Returns the
+        others."""
+        gone = []
         while self._calls and self._calls_kept - len(self._calls[0]) >= calls:
-            self._drop_oldest()
+            gone.append(self._drop_oldest())
         if self._calls_kept > calls:
             oldest = self._calls[0]
-            newest = np.argsort(oldest["begin_ns"], kind="stable")[self._calls_kept - calls :]
-            self._calls[0], self._calls_kept = oldest[np.sort(newest)], calls
+            order = np.argsort(oldest.calls["begin_ns"], kind="stable")
+            left = np.ones(len(oldest), bool)
+            left[order[: self._calls_kept - calls]] = False
+            gone.append(self._take_out(oldest, ~left))
+        return gone
+
+    def _drop_matched(self, calls: int) -> list[_Batch]:
+        """Where there are more than so many calls, drops those that came long ago and of which an operation has come,
+        a batch after the other. Returns them. Batches that have few of them are left: to copy the others is dear."""
+        gone: list[_Batch] = []
+        for batch in [*self._calls]:
+            if self._calls_kept <= calls or batch.came_ns > self._now_ns - WAIT_NS:
+                break
+            if 4 * batch.matched >= len(batch):
+                gone.append(self._take_out(batch, batch.calls["matched"]))
+        self._calls = deque(batch for batch in self._calls if len(batch))
+        return gone
+
+    def _take_out(self, batch: _Batch, chosen: NDArray[np.bool_]) -> _Batch:
+        """Takes calls out of a batch, and returns them."""
+        out = _Batch(batch.calls[chosen], batch.came_ns, int(batch.calls["matched"][chosen].sum()))
+        batch.calls, batch.matched = batch.calls[~chosen], batch.matched - out.matched
+        self._calls_kept -= len(out)
+        return out
 
     def _drop_old(self, now_ns: int) -> None:
         """Drops calls that came long ago, but for the newest."""
         since = now_ns - KEEP_CALLS_NS
-        if self._calls_kept > KEEP_NEWEST and self._came[0] < since:
-            batches = zip(self._calls, self._came, strict=True)
-            self._leave(max(sum(len(calls) for calls, came in batches if came >= since), KEEP_NEWEST))
+        if self._calls_kept > KEEP_NEWEST and self._calls[0].came_ns < since:
+            self._leave(max(sum(len(batch) for batch in self._calls if batch.came_ns >= since), KEEP_NEWEST))
 
-    def _keep(self, calls: NDArray[np.void], now_ns: int) -> None:
-        self._calls.append(calls)
-        self._came.append(now_ns)
-        self._calls_kept += len(calls)
-        self._newest_call_ns = max(self._newest_call_ns, int(calls["begin_ns"].max()))
+    def _keep(self, batch: _Batch) -> None:
+        self._calls.append(batch)
+        self._calls_kept += len(batch)
+        self._newest_call_ns = max(self._newest_call_ns, int(batch.calls["begin_ns"].max()))
         oldest = self._newest_call_ns - KEEP_CALLS_NS
-        while self._calls_kept > KEEP_CALLS or int(self._calls[0]["end_ns"].max()) < oldest:
+        while self._calls_kept > KEEP_CALLS or int(self._calls[0].calls["end_ns"].max()) < oldest:
             if len(self._calls) == 1:
                 break
             self._drop_oldest()
         if len(self._calls) > KEEP_BATCHES:
             sizes = np.array([len(batch) for batch in self._calls])
             at = int(np.argmin(sizes[1:] + sizes[:-1]))
-            both = self._calls[at], self._calls[at + 1]
-            self._calls[at] = _outermost(np.concatenate(both))
-            del self._calls[at + 1], self._came[at]
-            self._calls_kept -= len(both[0]) + len(both[1]) - len(self._calls[at])
+            first, second = self._calls[at], self._calls[at + 1]
+            both = _outermost(np.concatenate([first.calls, second.calls]))
+            self._calls[at] = _Batch(both, second.came_ns, int(both["matched"].sum()))
+            del self._calls[at + 1]
+            self._calls_kept -= len(first) + len(second) - len(both)
 
     # ---- the probes' launches
 
@@ -294,6 +370,9 @@ class Correlator:
 
     def _hand_out(self, ops: NDArray[np.void]) -> NDArray[np.void]:
         matched = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
+        if self._gone != _NO_IDS:
+            ids = ops["correlation"][~matched]
+            self.without_call += int(np.sum((ids >= self._gone[0]) & (ids <= self._gone[1])))
         early = matched & (ops["start_ns"] < ops["launch_ns"])
         if early.any():
             ops["start_ns"][early] = ops["launch_ns"][early]
@@ -322,13 +401,17 @@ def _outermost(calls: NDArray[np.void]) -> NDArray[np.void]:
     return outside
 
 
-def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> None:
+def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> int:
     """Fills in the launches of operations, from calls as ``_outermost`` orders them. Of several calls of one id (ids
-    begin again when a process loads CUPTI again) it is the last one before the operation."""
+    begin again when a process loads CUPTI again) it is the last one before the operation.
+
+    Returns:
+        How many calls more have become ``matched``.
+    """
     ids = calls["correlation"]
     candidates = np.flatnonzero((ops["correlation"] >= ids[0]) & (ops["correlation"] <= ids[-1]))
     if not len(candidates):
-        return
+        return 0
     wanted = ops["correlation"][candidates]
     latest = ops["start_ns"][candidates].astype(np.int64) + SKEW_NS
     begins = calls["begin_ns"]
@@ -342,7 +425,10 @@ def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> None:
         several = several[low[several] < high[several]]
     place = low - 1
     good = (place >= 0) & (ids[place] == wanted) & (begins[place] <= latest)
-    chosen, matched = candidates[good], calls[place[good]]
+    chosen, found = candidates[good], np.unique(place[good])
+    more = int(np.sum(~calls["matched"][found]))
+    calls["matched"][found] = True
+    matched = calls[place[good]]
     begin, end = ops["launch_ns"][chosen].astype(np.int64), ops["launch_end_ns"][chosen].astype(np.int64)
     fresh = (ops["flags"][chosen] & records.GPU_LAUNCH_MATCHED) == 0
     nested = (matched["begin_ns"] < end) & (begin < matched["end_ns"])
@@ -352,3 +438,4 @@ def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> None:
     ops["launch_tid"][chosen] = matched["tid"]
     flags = ops["flags"][chosen] & ~np.uint32(records.GPU_LAUNCH_PROBED) | records.GPU_LAUNCH_MATCHED
     ops["flags"][chosen] = np.where(matched["probed"], flags | records.GPU_LAUNCH_PROBED, flags)
+    return more

@@ -1005,6 +1005,50 @@ def test_calls_of_an_owner_s_processes_are_bounded_in_all(
     assert losses.of(session.job)["gpu_ops_over_share"] == 0
 
 
+def test_calls_of_long_ago_are_dropped_without_a_loss(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An honest owner, whose calls all have their operations within a second, in less room than two minutes of them
+    take. What else waits takes more than an equal part beside them."""
+    monkeypatch.setattr(room, "OF_OWNER", 28_000)
+    session = Session()
+    session.rank(0, 77)
+    session.rank(1, 78)
+    session.go()
+    number = 1000
+    launched = np.zeros(2 * number, LAUNCH)
+    launched["pid"], launched["tid"] = np.repeat([77, 78], number), 7
+    launched["call"] = BY_SYMBOL["cudaLaunchKernel"].id
+    most = 0
+    for turn in range(60):
+        at = (1000 + turn) * S + np.arange(number) * 500 * US
+        launched["ts_ns"] = np.tile(at - 700, 2)
+        for each in made:
+            ids = np.arange(number) + 1 + number * turn
+            calls = host(number, kind=HostKind.RUNTIME, tid=7, correlation=ids, start_ns=at, end_ns=at + 5 * US)
+            each.give(ops(number, start_ns=at + MS, end_ns=at + 2 * MS, name=1, correlation=ids), calls)
+        steps = np.zeros(2, ITERATION)
+        steps["ts_ns"], steps["duration_ns"] = (1000 + turn) * S - 2 * MS, S
+        steps["rank"], steps["step"] = [0, 1], turn
+        session.side.feed_steps(session.job, steps)
+        session.go(1.0, launched)
+        most = max(most, sum(process.held for process in session.side._processes))
+    assert most >= 27_000, "there was not room for all"
+    assert sum(process.held for process in session.side._processes) <= room.OF_OWNER
+    for process in session.side._processes:
+        assert process.program is not None
+        assert process.program.correlator.kept[1] < 30 * number
+    counters = session.side.counters()
+    assert counters["gpu_ops_over_share"] == (0, True)
+    assert counters["gpu_launch_matched"] == counters["gpu_launch_probed"] == (2 * 60 * number, False)
+    # An operation whose call is gone is a loss, of its own job.
+    made[0].give(ops(1, start_ns=1059 * S, end_ns=1060 * S, name=1, correlation=1))
+    session.go(1.0)
+    session.go(4.0)
+    assert session.side.counters()["gpu_ops_over_share"] == (1, True)
+    assert session.job.losses["gpu_ops_over_share"] == 1
+
+
 def test_all_that_is_kept_of_a_process_takes_room(made: list[FakeCollector]) -> None:
     """And can be dropped."""
     session = Session()

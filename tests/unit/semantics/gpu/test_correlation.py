@@ -221,6 +221,81 @@ def test_where_others_need_the_room_the_newest_calls_are_kept(seed: int) -> None
     assert np.sum(found["correlation"] == 1 << 31) == waiting, "they wait no longer"
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_what_room_takes_is_lost_only_if_an_operation_is_without_its_launch(seed: int) -> None:
+    """Against a list of all calls: each operation has its launch or was counted, its call or itself, and where the
+    young calls have room nothing is counted before its operation comes."""
+    random = np.random.default_rng(seed)
+    c, known, dropped = Correlator(), dict[int, bool](), 0
+    came: dict[int, int] = {}
+    for turn in range(int(random.integers(2, 30))):
+        fresh = range(len(known) + 1, len(known) + 1 + int(random.integers(1, 40)))
+        known |= dict.fromkeys(fresh, False)
+        came |= dict.fromkeys(fresh, turn * S)
+        some = [k for k in known if not known[k] and random.random() < 0.7] if random.random() < 0.8 else []
+        given = calls(*((k, 100 * k, 100 * k + 9) for k in random.permutation(fresh).tolist()))
+        found = c.feed(ops(*((k, 10**6, 10**6 + 5) for k in some)), given, NO_PROBED, T + turn * S)
+        known |= dict.fromkeys(some, True)
+        assert len(found) + c.waiting >= len(some)
+        young = sum(at > turn * S - correlation.WAIT_NS for at in came.values())
+        if random.random() < 0.5:
+            left = int(random.integers(0, len(known) + 3))
+            kept = c.kept[1]
+            of_young = c.young_calls
+            assert of_young <= young
+            lost = c.keep(0, left, 0)
+            assert c.kept[1] <= left
+            assert c.kept[1] == sum(len(batch) for batch in c._calls)
+            assert all(batch.matched == batch.calls["matched"].sum() and len(batch) for batch in c._calls)
+            assert (lost == 0) if left >= of_young else (lost <= of_young - left)
+            assert c.kept[1] == kept or kept > left
+            dropped += lost
+    c.feed(NO_OPS, NO_CALLS, NO_PROBED, T + 60 * S)
+    before, already = c.counters["gpu_launch_unmatched"], c.without_call
+    late = [k for k in known if not known[k]]
+    c.feed(ops(*((k, 10**6, 10**6 + 5) for k in late)), NO_CALLS, NO_PROBED, T + 60 * S)
+    c.flush()
+    without = c.counters["gpu_launch_unmatched"] - before
+    assert without <= dropped + c.without_call - already
+    if not dropped:
+        assert c.counters["gpu_launch_unmatched"] == c.without_call
+
+
+def test_calls_that_wait_for_their_operations_go_after_those_that_do_not() -> None:
+    """A kernel that is stuck on one stream, while a thousand a second run on others."""
+    c = Correlator()
+    for second in range(10):
+        ids = range(1 + 1000 * second, 1 + 1000 * (second + 1))
+        given = calls(*((k, 1000 * k, 1000 * k + 9) for k in ids))
+        c.feed(ops(*((k, 1000 * k + 50, 1000 * k + 60) for k in ids if k != 500)), given, NO_PROBED, T + second * S)
+        assert c.keep(0, c.young_calls + 10, 0) == 0
+    assert c.kept[1] == 3001
+    found = c.feed(ops((500, 10 * S, 11 * S), (501, 10 * S, 11 * S)), NO_CALLS, NO_PROBED, T + 20 * S)
+    assert launches_of(found) == [(500, 500_000, 500_009)]
+    assert launches_of(c.flush()) == [(501, 0, 0)]
+    assert c.without_call == 1, "a second operation of a call that is gone, as those of a graph"
+    # By when it would be gone in any case.
+    c.feed(NO_OPS, NO_CALLS, NO_PROBED, T + 10 * S + correlation.KEEP_CALLS_NS)
+    c.feed(ops((502, 200 * S, 201 * S)), NO_CALLS, NO_PROBED, T + 201 * S)
+    c.flush()
+    assert c.without_call == 1
+
+
+def test_few_matched_calls_of_a_large_batch_cost_no_copy_of_it() -> None:
+    """Each turn one more operation comes, of calls that came long ago."""
+    c = Correlator()
+    c.feed(NO_OPS, calls(*((k, 10 * k, 10 * k + 5) for k in range(1, MANY))), NO_PROBED, T)
+    c.feed(NO_OPS, calls(*((k, 10 * k, 10 * k + 5) for k in range(MANY, MANY + 10))), NO_PROBED, T + 10 * S)
+    (old, _), before = c._calls, c._calls[0].calls
+    for k in range(1, 10):
+        c.feed(ops((k, S, S + 5)), NO_CALLS, NO_PROBED, T + 11 * S)
+        assert c._drop_matched(10) == []
+        assert old.calls is before
+    half = ops(*((k, S, S + 5) for k in range(10, MANY // 2)))
+    c.feed(half, NO_CALLS, NO_PROBED, T + 11 * S)
+    assert len(c._drop_matched(10)[0]) == MANY // 2 - 1
+
+
 # ---- the probes' launches
 
 
