@@ -40,6 +40,7 @@ SENTENCES = {
     "gpu_ops_without_rank": "{n} GPU operation[s] of processes that ended before their rank was known",
     "gpu_ops_of_no_device": f"{{n}} GPU operation[s] of devices that no node has; {_REPORT}",
     "gpu_ops_over_share": "{n} GPU record[s] in no second or step: too many of [its|their] process or user waited",
+    "gpu_steps_late": "{n} step[s] without GPU times: [it|they] came when those of [its|their] process were stored",
     "gpu_launches_unanswered": "{n} launch[es] whose GPU times were lost when [its|their] process was killed",
     "gpu_processes_missed": "{n} armed process[es] ended before GPU times were on",
     "cupti_buffers_refused": "{n} buffer[s] of GPU times refused: all were full",

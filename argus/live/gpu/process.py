@@ -16,6 +16,7 @@ from argus.cupti.decode import Batch
 from argus.live.gpu.room import MOST_OPS, OP_BYTES, max_min
 from argus.live.gpu.threads import HostTids
 from argus.live.job import Job, Member
+from argus.live.session_rows import OVER_S
 from argus.model import records
 from argus.model.losses import Owner
 from argus.semantics.gpu.achieved_flops import GpuFlops
@@ -26,7 +27,9 @@ from argus.system.aside import Aside
 from argus.tables import gpu as gpu_rows
 
 LINGER_S = 3.0
-"""How long after its end a process's last records, and the last steps of its job, are waited for."""
+"""How long after its end a process's last records are waited for."""
+LAST_STEPS_S = OVER_S + LINGER_S
+"""How long after the end of a process, or of its job, the last steps are: the job has them stored within ``OVER_S``."""
 RECENT_WINDOWS = 5
 """Seconds that the live view averages over."""
 _CALLS = 5
@@ -96,6 +99,7 @@ class GpuProcess:
         failure: Why its GPU times cannot be had; empty: they can.
         was_on: Whether something was recorded, or might have been.
         kernels: How many it ran.
+        first_ns: When its first operation began; 0: there was none.
         unanswered: Times of launches, since GPU times are on, after the newest one of which an operation is known: the
             newest ``KEEP_PROBED``, as many as an operation can still be matched with.
         written: State and reason that its feature has.
@@ -120,6 +124,7 @@ class GpuProcess:
     failure: str = ""
     was_on: bool = False
     kernels: int = 0
+    first_ns: int = 0
     unanswered: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     written: tuple[str, str] = ("", "")
     again_at: float = 0.0
@@ -157,6 +162,11 @@ class GpuProcess:
     def owner(self) -> Owner:
         """Whose it is, as its job has it."""
         return self.target.identity.owner if self.job is None else self.job.owner
+
+    @property
+    def early(self) -> bool:
+        """Whether operations of it have come though it is no rank yet."""
+        return self.member is None and self.program is not None and any(len(each.gpu) for each in self.program.batches)
 
     @property
     def collects(self) -> bool:
@@ -218,7 +228,9 @@ class GpuProcess:
 
     def has_last_steps(self, now: float) -> bool:
         """Whether no step of it is expected any more, once it has ended."""
-        return (self.job is not None and self.job.finished) or now > self.ended_at + LINGER_S
+        if self.job is None:
+            return now > self.ended_at + LINGER_S
+        return self.job.finished or now > max(self.ended_at, self.job.over_since) + LAST_STEPS_S
 
     def drop_records(self) -> None:
         """Keeps of a process that is over only what is reported of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter as Tally
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from argus.cupti.collector import CollectorState
 from argus.live.gpu.duty_cycle import DutyCycles
 from argus.live.gpu.process import CuptiProgram, GpuProcess
+from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.sides.kernel_rows import KernelSide
 from argus.model import records
@@ -132,6 +134,21 @@ class GpuRows:
         process.keep(most)
         self._count_over_share(process)
 
+    def count_late(self, job: Job, steps: NDArray[np.void], processes: Iterable[GpuProcess]) -> None:
+        """Counts steps of ranks whose GPU times are over: they get no row. Arguments: of the job, as
+        ``GpuSide.feed_steps``, and all processes."""
+        of_job = [each for each in processes if each.job is job and each.member is not None]
+        over = {each.member.rank: each for each in of_job if each.member is not None and each.over}
+        for rank in {each.member.rank for each in of_job if each.member is not None and not each.over}:
+            over.pop(rank, None)  # it has another process, and the steps are that one's
+        for rank, process in over.items():
+            if not process.first_ns or process.failure:
+                continue
+            late = steps[(steps["rank"] == rank) & (steps["ts_ns"] >= process.first_ns)]
+            whole = self._duties.of(process.owner).records_whole(late["ts_ns"], late["duration_ns"])
+            if number := int(whole.sum()):
+                self._session.losses.count("gpu_steps_late", Whom(job), number=number)
+
     def _count_over_share(self, process: GpuProcess) -> None:
         """Operations that were dropped, as there was no room for them, are losses of the rank's job."""
         if number := process.take_over_share():
@@ -162,6 +179,7 @@ class GpuRows:
             self._ns = Tally(dict(self._ns.most_common(KEPT_NAMES)))
             self._calls = Tally({name: self._calls[name] for name in self._ns})
         process.kernels += int(np.sum(kernel))
+        process.first_ns = process.first_ns or int(ops["start_ns"].min())
         probed = ops["launch_ns"][(ops["flags"] & records.GPU_LAUNCH_PROBED) != 0]
         if len(probed):
             process.unanswered = process.unanswered[process.unanswered > probed.max()]

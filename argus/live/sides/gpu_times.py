@@ -74,6 +74,7 @@ _OF_PROCESSES = (
     "gpu_ops_without_rank",
     "gpu_ops_of_no_device",
     "gpu_ops_over_share",
+    "gpu_steps_late",
     "gpu_launches_unanswered",
     "gpu_processes_missed",
 )
@@ -175,12 +176,7 @@ class GpuSide(Side):
 
     def callers(self) -> set[int]:
         """Processes that are no ranks yet and of which operations have come."""
-        return {
-            process.target.pid
-            for process in self._processes
-            if process.member is None and process.program is not None
-            if any(len(batch.gpu) for batch in process.program.batches)
-        }
+        return {process.target.pid for process in self._processes if process.early}
 
     def observed(self, members: Sequence[Member]) -> dict[int, dict[str, Seen]]:
         """Whether GPU times are recorded, of processes that have loaded CUDA."""
@@ -243,6 +239,7 @@ class GpuSide(Side):
         for process in self._processes:
             if process.job is job and process.member is not None and not process.over and process.may_have:
                 process.steps.feed_steps(steps[steps["rank"] == process.member.rank])
+        self._rows.count_late(job, steps, self._processes)
 
     def feed_segments(self, job: Job, rank: int, segments: NDArray[np.void]) -> None:
         """Gets what a rank's training thread did: ``semantics.phases.cpu.SEGMENT``."""

@@ -22,7 +22,9 @@ from argus.live.display.view import JobView, RankView, View
 from argus.live.gpu import injection, room
 from argus.live.gpu import process as gpu_process
 from argus.live.gpu import rows as rows_of_gpus
+from argus.live.gpu.process import LINGER_S
 from argus.live.job import Job, Member
+from argus.live.session_rows import OVER_S
 from argus.live.sides import gpu_times as gpu_module
 from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
 from argus.live.sides.kernel_rows import KernelSide
@@ -487,6 +489,58 @@ def test_a_process_that_ends_gives_its_last_records(made: list[FakeCollector]) -
     assert len(made) == 2
 
 
+def one_step(start_ns: int) -> NDArray[np.void]:
+    steps = np.zeros(1, ITERATION)
+    steps["ts_ns"], steps["duration_ns"] = start_ns, 500 * MS
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("late_s", "rows", "lost"), [(0, 1, 0), (4, 1, 0), (OVER_S, 1, 0), (OVER_S + LINGER_S + 1, 0, 1)]
+)
+def test_last_steps_may_come_as_late_as_they_are_stored(
+    late_s: float, rows: int, lost: int, made: list[FakeCollector]
+) -> None:
+    """Those of an owner without time are, within ``OVER_S``. What is later is counted."""
+    session = Session()
+    member = session.rank(0, 77)
+    session.go()
+    at = 1000 * S + np.arange(100) * 10 * MS
+    made[0].give(ops(100, start_ns=at, end_ns=at + 5 * MS, name=1, correlation=np.arange(100) + 1))
+    session.go()
+    made[0].end("the process ended")
+    member.state = "exited"
+    session.go()
+    session.go(late_s)
+    session.go(0.01)
+    session.side.feed_steps(session.job, np.concatenate([one_step(900 * S), one_step(1000 * S + 100 * MS)]))
+    session.job.finished = True
+    session.go()
+    session.go()
+    assert session.side._processes[0].over
+    assert len(session.rows["gpu_steps"]) == rows
+    assert session.side.counters()["gpu_steps_late"] == (lost, True), "not those before its GPU times"
+    assert session.job.losses["gpu_steps_late"] == lost
+
+
+def test_steps_of_a_rank_s_next_process_are_not_late_ones_of_its_last(made: list[FakeCollector]) -> None:
+    session = Session()
+    member = session.rank(0, 77)
+    session.go()
+    made[0].give(second(1000 * S)[0])
+    session.go()
+    made[0].end("the process ended")
+    member.state = "exited"
+    session.go()
+    session.go(OVER_S + LINGER_S + 1)
+    session.go(1.0)
+    session.rank(0, 78)
+    session.go()
+    assert [process.over for process in session.side._processes] == [True, False]
+    session.side.feed_steps(session.job, one_step(1100 * S))
+    assert session.side.counters()["gpu_steps_late"] == (0, True)
+
+
 def test_a_collector_that_never_notices_the_end_is_let_go(made: list[FakeCollector]) -> None:
     session = Session()
     member = session.rank(0, 77)
@@ -497,6 +551,7 @@ def test_a_collector_that_never_notices_the_end_is_let_go(made: list[FakeCollect
     assert not made[0].stopped
     session.go(gpu_process.LINGER_S + 0.1)
     assert made[0].closed
+    session.go(gpu_process.LAST_STEPS_S)
     assert len(session.rows["gpu_usage"]) == 1
 
 
@@ -740,7 +795,7 @@ def test_what_is_over_holds_only_what_is_reported_of_it() -> None:
     session.go()
     for member in members[:2]:
         member.state = "exited"
-    for _ in range(40):
+    for _ in range(60):
         session.go()
     over = [process for process in session.side._processes if process.over]
     assert [process.program for process in over] == [None, None]
