@@ -169,6 +169,11 @@ class GpuProcess:
         return self.member is None and self.program is not None and any(len(each.gpu) for each in self.program.batches)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is no rank any more."""
+        return self.ended_at > 0 or (self.member is not None and self.member.state != "traced")
+
+    @property
     def collects(self) -> bool:
         """Whether records of it may come."""
         return self.program is not None and not self.over

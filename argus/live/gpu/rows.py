@@ -134,6 +134,14 @@ class GpuRows:
         process.keep(most)
         self._count_over_share(process)
 
+    def leave_out(self, process: GpuProcess) -> None:
+        """Drops what was fetched of a process and not worked on, as its job is forgotten: a loss. Operations that wait
+        for their launches are written without."""
+        if process.program is not None and process.job is not None:
+            number = process.program.keep(0)
+            self._session.losses.count("gpu_ops_over_share", Whom(process.job), number=number)
+            self.write_ready(process, process.program, process.program.correlator.flush())
+
     def count_late(self, job: Job, steps: NDArray[np.void], processes: Iterable[GpuProcess]) -> None:
         """Counts steps of ranks whose GPU times are over: they get no row. Arguments: of the job, as
         ``GpuSide.feed_steps``, and all processes."""

@@ -223,9 +223,7 @@ class GpuSide(Side):
     def set_share(self, share: float, now_ns: int, owner: Owner) -> None:
         """Records an owner's GPU times for this share of the time (``CuptiOptions.share``) from CLOCK_MONOTONIC on."""
         self._duties.of(owner).set_share(share, now_ns)
-        for process in self._processes:
-            if process.owner != owner:
-                continue
+        for process in [each for each in self._processes if each.owner == owner]:
             process.unanswered, process.due = process.unanswered[:0], 0.0
             if process.program is not None:
                 process.program.collector.set_share(share)
@@ -379,7 +377,12 @@ class GpuSide(Side):
             process.drop_records()
 
     def forget(self, job: Job) -> None:
-        """Drops what is left of a job that is over."""
+        """Ends and drops what is left of a job that is over: its owner may have had no time for that."""
+        for process in [each for each in self._processes if each.job is job and each.has_ended and not each.over]:
+            with self._guard(process):
+                self._rows.leave_out(process)
+                self._end(process)
+                process.drop_records()
         self._failed += failures([each for each in self._processes if each.over and each.job is job])
         self._processes = [each for each in self._processes if not each.over or each.job is not job]
         self._duties.forget({each.owner for each in self._processes})

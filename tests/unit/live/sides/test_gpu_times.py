@@ -807,6 +807,44 @@ def test_what_is_over_holds_only_what_is_reported_of_it() -> None:
     assert [view.rank for view in session.side.views()] == [2]
 
 
+def test_what_an_owner_had_no_time_for_ends_with_its_job(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session()
+    session.job.owner = (1001, "")
+    session.rank(0, 77)
+    other = beside(session, 2)
+    session.go()
+    in_portions(session, monkeypatch, 1.0)
+    of_other = [each for each in made if each.pid >= 1000]
+    for collector in of_other:
+        collector.give(ops(50, start_ns=1000 * S, end_ns=1000 * S + MS, name=1))
+    session.go()
+    for collector in of_other:
+        collector.end("the process ended")
+        other.members[collector.pid].state = "exited"
+    for process in session.side._processes[1:]:
+        assert process.program is not None
+        process.program.batches.append(Batch(ops(30, start_ns=1001 * S, end_ns=1001 * S + MS), host(0), Counter()))
+    for _ in range(10):
+        session.go()
+    waiting = [process for process in session.side._processes if process.job is other]
+    fetched = sum(len(b.gpu) for process in waiting if process.program is not None for b in process.program.batches)
+    assert [process.over for process in waiting] == [False, False]
+    assert fetched > 0
+    before = other.losses["gpu_ops_over_share"]
+    other.finished = True
+    session.side.forget(other)
+    assert not any(process.job is other for process in session.side._processes)
+    assert all(process.over and process.program is None for process in waiting)
+    assert all(collector.closed for collector in of_other)
+    assert other.losses["gpu_ops_over_share"] == before + fetched
+    assert session.job.losses["gpu_ops_over_share"] == 0
+    assert [view.rank for view in session.side.views()] == [0]
+    session.side._kernel_side.forget(other)
+    assert not any(of_job.job is other for of_job in session.side._kernel_side._jobs.values())
+
+
 def test_a_process_without_the_helper_is_looked_at_when_that_is_due(made: list[FakeCollector]) -> None:
     """500 of them, 50 times a second."""
     session = Session()
