@@ -42,7 +42,7 @@ KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
 FINISHED_S = 0.5
 """After so long nothing more is expected of a job that is over. Its GPU times want its last steps before they end
-(``gpu_times.LINGER_S``)."""
+(``gpu.process.LAST_STEPS_S``)."""
 
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
