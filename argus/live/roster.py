@@ -30,6 +30,7 @@ from argus.capture.process.targets import (
 from argus.capture.python.interpreter import find_interpreter
 from argus.capture.reader import reader
 from argus.live.cost.admission import Admission
+from argus.live.gpu.room import max_min
 from argus.live.job import Job, Member
 from argus.live.mapped_libraries import MappedLibraries
 from argus.live.probed_files import ProbedFiles
@@ -49,6 +50,9 @@ ranks for weeks, the newest. What older ones did is in the store, and in ``Roste
 KEPT_OVER_S = 600.0
 """A job that has been over for so long is forgotten as if its ranks had started again, whatever its name: a node that
 runs a job after the other, each of another name, has any number."""
+KEPT_OVER_OF_USER, KEPT_OVER_OF_ALL = 64, 512
+"""Jobs that are over, of a user and of all: a script may start any number within ``KEPT_OVER_S``. Beyond, the oldest
+whose last steps were stored are forgotten before that. A rank of one that comes after all begins a new run."""
 MOST_RANKS = 4096
 """Ranks of a job on this host. A script that numbers what it starts without end begins a new run every so many."""
 KEPT_HELPERS = 64
@@ -350,19 +354,18 @@ class Roster:
 
     def take_over(self, now: float, linger_s: float, most: int | None = None) -> list[Job]:
         """Forgets the oldest jobs, ``most`` or all, that have been over for so long and whose ranks have started again,
-        or that have been over for ``KEPT_OVER_S``, and returns them. The newest ``KEPT_OVER`` stay.
+        or that have been over for ``KEPT_OVER_S``, and returns them. The newest ``KEPT_OVER`` of these stay. Of a user
+        who has too many (``KEPT_OVER_OF_USER``) the oldest go before that.
 
         Args:
             now: ``time.monotonic()``.
             linger_s: For so long their last rows may come.
         """
         current = {id(job) for job in self._current.values()}
-        over = [
-            job
-            for job in self.jobs
-            if job.over_since and (id(job) not in current or now - job.over_since > KEPT_OVER_S)
-        ]
-        gone = [job for job in over[:-KEPT_OVER] if now - job.over_since > linger_s][:most]
+        over = [job for job in self.jobs if job.over_since]
+        old = [job for job in over if id(job) not in current or now - job.over_since > KEPT_OVER_S]
+        forgotten = {id(job) for job in old[:-KEPT_OVER]} | _too_many(over)
+        gone = [job for job in over if id(job) in forgotten and now - job.over_since > linger_s][:most]
         for job in gone:
             self.jobs.remove(job)
             if self._current.get(job.name) is job:
@@ -572,6 +575,22 @@ class Roster:
     def attached(self) -> list[Attachment]:
         """Probes on files."""
         return self.files.attached
+
+
+def _too_many(over: Iterable[Job]) -> set[int]:
+    """Which jobs that are over are too many (their ``id``): of each user the oldest, and of all together the oldest of
+    those users who have most. Who has few keeps all."""
+    of_user: dict[int, list[Job]] = {}
+    for job in sorted(over, key=lambda job: job.over_since):
+        of_user.setdefault(job.owner[0], []).append(job)
+    wanted = [min(len(jobs), KEPT_OVER_OF_USER) for jobs in of_user.values()]
+    rooms = max_min(wanted, [1.0] * len(wanted), KEPT_OVER_OF_ALL)
+    return {
+        id(job)
+        for jobs, room in zip(of_user.values(), rooms, strict=True)
+        for job in jobs[: len(jobs) - room]
+        if job.finished
+    }
 
 
 def _whose(current: Mapping[str, Job], given: GivenNames, name: str) -> int | None:

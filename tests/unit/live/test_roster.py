@@ -12,7 +12,15 @@ from argus.capture.process.names import KernelNames
 from argus.capture.process.targets import Identity, Libraries
 from argus.live.job import Job, Member
 from argus.live.probed_files import KEPT_FILES
-from argus.live.roster import KEPT_HELPERS, KEPT_OVER, YOUNG_S, Roster, _Candidate
+from argus.live.roster import (
+    KEPT_HELPERS,
+    KEPT_OVER,
+    KEPT_OVER_OF_ALL,
+    KEPT_OVER_OF_USER,
+    YOUNG_S,
+    Roster,
+    _Candidate,
+)
 from tests.builders.sessions import a_session
 
 
@@ -73,6 +81,56 @@ def test_a_job_that_did_not_start_again_is_remembered_for_ten_minutes(roster: Ro
     assert [job.name for job in gone] == [f"job {number}" for number in range(2 * KEPT_OVER)]
     assert len(roster._current) == len(roster.jobs) == KEPT_OVER, "the newest stay for the summary"
     assert roster.past["jobs"] == 2 * KEPT_OVER
+
+
+def over_jobs(roster: Roster, user: int, number: int, *, container: str = "", since: float = 1000.0) -> list[Job]:
+    """Jobs of names of their own that are over, one after the other."""
+    jobs = []
+    for each in range(number):
+        job = Job(
+            f"{user} {container} {each}", 1, owner=(user, container), over_since=since + each / 100, finished=True
+        )
+        roster._current[job.name] = job
+        roster._given.give(job.name, user, job.run)
+        jobs.append(job)
+    roster.jobs += jobs
+    return jobs
+
+
+def test_a_user_s_jobs_that_are_over_are_no_more_than_so_many(roster: Roster) -> None:
+    """A script that starts jobs of names of their own. The oldest are forgotten, and another user's are not."""
+    others, many = over_jobs(roster, 1000, 40), over_jobs(roster, 65534, 3000)
+    rest = [over_jobs(roster, 65534, 8, container=f"c{number}", since=1030.0) for number in range(8)]
+    unfinished = over_jobs(roster, 65534, 1, container="not yet", since=900.0)
+    unfinished[0].finished = False
+    assert roster.take_over(1030.0 + 5, 10.0, most=16)[-1].over_since < 1025.0, "their last rows may come"
+    assert len(roster.take_over(1050.0, 10.0, most=16)) == 16
+    roster.take_over(1050.0, 10.0)
+    assert [job for job in roster.jobs if job.owner[0] == 1000] == others
+    mine = [job for job in roster.jobs if job.owner[0] == 65534]
+    newest = sorted([*many, *(job for jobs in rest for job in jobs)], key=lambda job: job.over_since)
+    assert {id(job) for job in mine} == {id(job) for job in newest[-KEPT_OVER_OF_USER:] + unfinished}
+    assert set(roster._current.values()) == set(roster.jobs)
+    assert roster.past["jobs"] == 3000 + 64 - KEPT_OVER_OF_USER
+    assert roster.take_over(1060.0, 10.0) == []
+
+
+def test_jobs_that_are_over_are_bounded_for_all_users(roster: Roster) -> None:
+    of_user = {user: over_jobs(roster, user, 5 if user == 7 else 60) for user in range(30)}
+    roster.take_over(1050.0, 10.0)
+    assert len(roster.jobs) <= KEPT_OVER_OF_ALL
+    left = {user: [job for job in roster.jobs if job.owner[0] == user] for user in of_user}
+    assert left[7] == of_user[7]
+    assert all(
+        jobs == of_user[user][-len(jobs) :] and len(jobs) in (17, 18) for user, jobs in left.items() if user != 7
+    )
+
+
+def test_an_array_of_jobs_is_remembered_as_before(roster: Roster) -> None:
+    """Fewer than are remembered of a user: ten minutes each."""
+    jobs = over_jobs(roster, 1000, KEPT_OVER_OF_USER)
+    assert roster.take_over(1500.0, 10.0) == []
+    assert roster.jobs == jobs
 
 
 def test_of_helpers_that_ended_the_newest_are_remembered(roster: Roster) -> None:
