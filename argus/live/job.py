@@ -23,7 +23,7 @@ from argus.model.calls import CALLS, Layer, Shape
 from argus.model.groups import Membership, Place
 from argus.semantics.gpu.flops import Counted
 from argus.semantics.groups.communicators import COMMUNICATOR
-from argus.semantics.groups.mesh import Group, Traffic, find_mesh
+from argus.semantics.groups.mesh import GUESSED, Group, Traffic, find_mesh
 from argus.semantics.phases.cpu import PhaseTracker, What
 from argus.semantics.phases.gpu import OF_NCCL, Calls, Transfers
 from argus.semantics.phases.sampled import SampledPhases
@@ -37,6 +37,8 @@ KEPT_COMMUNICATORS = 1024
 for ever has as many as it lives long."""
 KEPT_CONTROL = 1024
 """Newest calls about communicators that are kept of a rank."""
+KEPT_GROUPS = 256
+"""Groups of the mesh that are remembered of a job that is over, those that the view would show alike as one."""
 MADE_OF_RANK = 64
 """Communicators that were not called are remembered for so many a rank, where that is more."""
 ALWAYS_ASKED = 256
@@ -199,6 +201,8 @@ class Job:
     """Number and end of each rank's newest step."""
     over_since: float = 0.0
     """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
+    _not_aligned: int = 0
+    """``not_aligned`` when it was over, of those that were forgotten then."""
     covered_at: float = 0.0
     """When its coverage was stored last, ``time.monotonic()``."""
     finishing: bool = False
@@ -306,14 +310,12 @@ class Job:
         """Takes note that its last steps were stored, and gives back what they were made from. If a rank joins later
         after all, what it calls is lined up with the last calls alone that the view shows."""
         self.finished = True
-        self.tracker.forget_calls()
-        forget_calls(self.marked)
-        forget_marks(self.marked)
-        for phases in self.phases.values():
-            phases.forget_marks()
-        self.recent = {rank: calls[-LATE_CALLS:].copy() for rank, calls in self.recent.items()}
-        for kept in (self.syncs, self.control, self._early):
-            kept.clear()
+        _give_back(self)
+
+    @property
+    def not_aligned(self) -> int:
+        """Communicators that could not be lined up."""
+        return int(np.sum(self.communicators["error"] != "")) + (self._not_aligned if self.finished else 0)
 
     def note_queues(self) -> None:
         """Takes for how long each rank's first thread has waited for a CPU so far. To be called as windows begin and
@@ -643,6 +645,48 @@ def _before(calls: NDArray[np.void], made: Mapping[int, int]) -> NDArray[np.bool
     times = np.array([made[handle] for handle in handles.tolist()], np.uint64)
     place = np.minimum(np.searchsorted(handles, calls["comm"]), len(handles) - 1)
     return np.asarray((handles[place] == calls["comm"]) & (calls["ts_ns"] <= times[place]))
+
+
+def _give_back(job: Job) -> None:
+    """Gives back what only a job that runs needs."""
+    job.tracker.forget_calls()
+    forget_calls(job.marked)
+    forget_marks(job.marked)
+    job.sampled.forget_marks()
+    for phases in job.phases.values():
+        phases.forget_marks()
+    for marks in job.marks.values():
+        marks.forget_names()
+    job.recent = {rank: calls[-LATE_CALLS:].copy() for rank, calls in job.recent.items()}
+    _forget_all_communicators(job)
+    for kept in (job.syncs, job.control, job._early, job.queues):
+        kept.clear()
+    job._left = np.empty(0, ITERATION)
+
+
+def _forget_all_communicators(job: Job) -> None:
+    """Gives back what is known of communicators but what the view shows: by how much ranks are late to their last
+    calls, and the mesh in words. They are found anew where a rank joins later."""
+    job.mesh = _as_described(job.mesh)[:KEPT_GROUPS]
+    job._not_aligned = job.not_aligned
+    called = {(rank, comm) for rank, calls in job.recent.items() for comm in np.unique(calls["comm"]).tolist()}
+    clear = job.communicators["error"] == ""
+    shown = [sure and key in called for key, sure in zip(_keys(job.communicators), clear.tolist(), strict=True)]
+    job.communicators = job.communicators[np.array(shown, bool)]
+    job.placed = np.empty(0, COMMUNICATOR)
+    for steps in (job.tracker, job.marked):
+        steps.align(job.placed)
+    for kept in (job.traffic, job.handles, job.ended, job.named, job.places):
+        kept.clear()
+
+
+def _as_described(mesh: Iterable[Group]) -> list[Group]:
+    """Groups, one of those that are alike to the reader (``mesh.describe``), without their handles."""
+    alike: dict[tuple[str, tuple[int, ...], int, bool], Group] = {}
+    for group in mesh:
+        guess = group.confidence <= GUESSED and group.concluded
+        alike.setdefault((group.dimension, group.ranks, group.size, guess), replace(group, handles=frozenset()))
+    return list(alike.values())
 
 
 def _keys(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:

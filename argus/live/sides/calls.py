@@ -431,7 +431,7 @@ class CallSide(Side):
         counters["kernels_without_name"] = (self._names.unresolved, False)
         counters["kernel_names_cut"] = (self._names.cut, False)
         counters["mark_names_unread"] = (self._names.unread, False)
-        not_aligned = sum(int(np.sum(job.communicators["error"] != "")) for job in jobs)
+        not_aligned = sum(job.not_aligned for job in jobs)
         counters["communicators_not_aligned"] = (not_aligned, False)
         counters["communicators_forgotten"] = (sum(job.forgotten for job in jobs), False)
         for subject in probes.refused:

@@ -51,6 +51,11 @@ class SampledPhases:
             inside |= (ts >= begin) & (ts < (end or 1 << 62))
         return inside
 
+    def forget_marks(self) -> None:
+        """Gives back marks and steps that wait for each other: none comes any more."""
+        self._marks.clear()
+        self._steps.clear()
+
     def feed(self, rank: int, marks: NDArray[np.void]) -> None:
         """Takes a rank's marks: :data:`argus.semantics.phases.cpu.MARK`; those outside of windows are left out."""
         marks = marks[(marks["what"] < What.STEP_BEGIN) & self.covers(marks["ts_ns"])]

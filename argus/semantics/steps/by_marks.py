@@ -917,9 +917,15 @@ def forget_marks(steps: MarkedSteps) -> None:
     the ``final`` steps were taken: what is fed later goes on from there, as after a loss."""
     steps._numbers = {}
     for state in steps._ranks.values():
+        state.awaited = []
+        # The others' ends were never looked at.
+        main = state.main()
+        state.threads = {tid: thread for tid, thread in state.threads.items() if thread is main}
         for thread in state.threads.values():
             thread.ends.clear()
             thread.keep(())
+            thread.roles = []
+        state.fed, state.held = COUNTED_MARKS + 1, 0
 
 
 def kept_marks(steps: MarkedSteps, rank: int) -> int:

@@ -143,6 +143,11 @@ class Marks:
         self._open.clear()
         self._backwards = False
 
+    def forget_names(self) -> None:
+        """Its process has ended: gives back what is known of names, and what was open."""
+        self._names.clear()
+        self._open.clear()
+
     def _take_nvtx(self, events: NDArray[np.void], meaning: Callable[[str], Meaning | None]) -> list[_Row]:
         rows: list[_Row] = []
         columns = (events[name].tolist() for name in ("ts_ns", "tid", "handle", "name_len"))

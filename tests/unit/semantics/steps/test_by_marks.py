@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 import zlib
-from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import pairwise
-from types import SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,19 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.capture.process.targets import TORCH
-from argus.live.display.recent import LATE_CALLS
+from argus.live.display.recent import LATE_CALLS, lateness_ms
 from argus.live.job import Job as TracedJob
 from argus.live.job import Member
 from argus.model import records
-from argus.model.calls import BY_SYMBOL
+from argus.model.calls import BY_SYMBOL, CALLS
+from argus.model.groups import Membership
 from argus.semantics.groups.communicators import COMMUNICATOR
+from argus.semantics.groups.mesh import describe, find_mesh
 from argus.semantics.phases.cpu import MARK, What
 from argus.semantics.steps import by_marks
 from argus.semantics.steps.by_calls import BY_COLLECTIVES, BY_MARKS, ITERATION
 from argus.semantics.steps.by_marks import FIRST_ENDS, MarkedSteps
+from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.range_names import Role
 
 MS = 1_000_000
@@ -1492,20 +1497,23 @@ def test_a_short_job_is_split_by_its_ranges_at_its_end() -> None:
     assert steps_of(job, short.steps(1 << 60, final=True)) == [[0, 1, 2]] * 2
 
 
-def sizes(held: Any, seen: set[int]) -> int:
-    """Bytes of the arrays and containers that something holds."""
-    if id(held) in seen or isinstance(held, type):
-        return 0
-    seen.add(id(held))
-    if isinstance(held, np.ndarray):
-        return held.nbytes if held.base is None else sizes(held.base, seen)
-    if isinstance(held, dict):
-        return sum(sizes(each, seen) for pair in held.items() for each in pair)
-    if isinstance(held, list | tuple | set | deque):
-        return 8 * len(held) + sum(sizes(each, seen) for each in held)
-    if isinstance(held, array):
-        return held.itemsize * len(held)
-    return sizes(vars(held), seen) if hasattr(held, "__dict__") else 0
+def bytes_of(*held: Any) -> int:
+    """Memory of all that can be reached from something, types and functions left out."""
+    seen: set[int] = set()
+    to_do, number = list(held), 0
+    while to_do:
+        one = to_do.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType | BuiltinFunctionType | Enum):
+            continue
+        seen.add(id(one))
+        number += sys.getsizeof(one)
+        to_do += gc.get_referents(one)
+    return number
+
+
+def kept_of(job: TracedJob) -> int:
+    """Memory of a job, without its processes."""
+    return bytes_of({name: held for name, held in vars(job).items() if name != "members"})
 
 
 @pytest.mark.parametrize("final", [True, False])
@@ -1527,9 +1535,72 @@ def test_a_job_that_is_over_keeps_nothing_of_what_its_steps_were_made_from(final
         over.phases[rank].feed(np.zeros(40_000, MARK))
     if final:
         assert len(over.steps(1 << 60, final=True))
+    before = kept_of(over)
     over.finish()
-    assert sizes([over.tracker, over.marked, over.phases, over.recent, over.syncs, over.control], set()) < 2 * 50_000
+    assert before > 4 << 20
+    assert kept_of(over) < 2 * 50_000
     assert {rank: len(calls) for rank, calls in over.recent.items()} == {0: LATE_CALLS, 1: LATE_CALLS}
+
+
+def test_whatever_a_job_had_little_of_it_is_kept_once_it_is_over() -> None:
+    """Names, threads, marks, communicators and process groups as many as a rank may have."""
+    over, rng = traced(play(1, 30, DDP), {0}), np.random.default_rng(0)
+    marks, number = Marks(), 4096
+    pushes = np.zeros(number, records.MARK)
+    pushes["call"] = next(call.id for call in CALLS if call.kind == "nvtx_push")
+    pushes["tid"], pushes["ts_ns"], pushes["name_len"] = 1 + np.arange(number) // 64, 1 + np.arange(number), 40
+    pushes["name"][:, :40] = rng.integers(ord("a"), ord("z"), (number, 40))
+    over.marks[0] = marks
+    over.feed_marks(over.members[0], marks.take(pushes, ends_of_backward=False))
+    waits = np.zeros(60_000, MARK)
+    waits["tid"], waits["what"], waits["ts_ns"] = 1, What.WAIT, 10**6 + np.arange(len(waits))
+    over.feed_marks(over.members[0], waits)
+    comms = rng.integers(1 << 20, 1 << 47, 2048).astype(np.uint64)
+    calls = np.zeros(len(comms), records.COLLECTIVE)
+    calls["comm"], calls["ts_ns"], calls["call"] = comms, 1 + np.arange(len(comms)), 1
+    over.count_traffic(0, calls, np.full(len(calls), 4, np.uint64))
+    over.calls.clear()  # after ``KERNELS_S``
+    over.recent[0] = calls
+    over.handles |= {(0, comm) for comm in comms.tolist()}
+    over.ended |= over.handles
+    over.communicators = np.zeros(len(comms), COMMUNICATOR)
+    over.communicators["comm"] = over.communicators["comm_group"] = comms
+    over.communicators["nranks"] = 1
+    over.communicators["error"][:100] = "not lined up"
+    for steps in (over.tracker, over.marked):
+        steps.align(over.communicators)
+    over.mesh = find_mesh(over.communicators, over.traffic, world=len(over.members))
+    over.named[0] = {comm: Membership("a group", 0, 1) for comm in comms.tolist()}
+    over.places[0] = dict.fromkeys(comms.tolist())
+    over.queues[0] = deque((10**9 + each, 10**6 + each) for each in range(256))
+    over.steps(1 << 60, final=True)
+    counted, described, late = over.counters(), describe(over.mesh), lateness_ms(over.recent, over.communicators)
+    before = kept_of(over)
+    over.finish()
+    assert before > 6 << 20
+    assert kept_of(over) < 400_000
+    assert over.counters() == counted
+    assert over.not_aligned == 100
+    assert described
+    assert describe(over.mesh) == described
+    assert lateness_ms(over.recent, over.communicators) == late
+
+
+def test_a_job_that_is_over_has_its_mesh_and_lateness_as_before() -> None:
+    """What the view and the end's summary show of it."""
+    job = play(4, 30, DDP)
+    over = traced(job, {0, 1, 2, 3})
+    for rank, seen in enumerate(job.ranks):
+        over.recent[rank] = seen.calls
+        over.count_traffic(rank, seen.calls, np.full(len(seen.calls), 1 << 20, np.uint64))
+    over.communicators = job.communicators()
+    over.communicators["error"][-1] = "not lined up"
+    over.mesh = find_mesh(over.communicators, over.traffic, world=len(over.members))
+    shown = describe(over.mesh), lateness_ms(over.recent, over.communicators), over.not_aligned
+    assert all(shown)
+    over.finish()
+    assert (describe(over.mesh), lateness_ms(over.recent, over.communicators), over.not_aligned) == shown
+    assert not any(group.handles for group in over.mesh)
 
 
 def test_a_job_that_seemed_to_be_over_has_steps_by_marks_again() -> None:
