@@ -647,6 +647,19 @@ def _before(calls: NDArray[np.void], made: Mapping[int, int]) -> NDArray[np.bool
     return np.asarray((handles[place] == calls["comm"]) & (calls["ts_ns"] <= times[place]))
 
 
+def kept_early(job: Job, rank: int) -> int:
+    """Bytes of a rank's marks that wait until ``Job.thinned`` takes over."""
+    return sum(marks.nbytes for marks in job._early.get(rank, ()))
+
+
+def keep_early(job: Job, rank: int, most: int) -> int:
+    """Keeps so many bytes of the newest of these. Returns how many go."""
+    marks = np.concatenate(job._early[rank])
+    gone = len(marks) - most // marks.itemsize
+    job._early[rank] = [marks[gone:].copy()]
+    return gone
+
+
 def _give_back(job: Job) -> None:
     """Gives back what only a job that runs needs."""
     job.tracker.forget_calls()
@@ -668,9 +681,9 @@ def _forget_all_communicators(job: Job) -> None:
     """Gives back what is known of communicators but what the view shows: by how much ranks are late to their last
     calls, and the mesh in words. They are found anew where a rank joins later."""
     job.mesh = _as_described(job.mesh)[:KEPT_GROUPS]
-    job._not_aligned = job.not_aligned
     called = {(rank, comm) for rank, calls in job.recent.items() for comm in np.unique(calls["comm"]).tolist()}
     clear = job.communicators["error"] == ""
+    job._not_aligned = int(np.sum(~clear))
     shown = [sure and key in called for key, sure in zip(_keys(job.communicators), clear.tolist(), strict=True)]
     job.communicators = job.communicators[np.array(shown, bool)]
     job.placed = np.empty(0, COMMUNICATOR)

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.live.gpu.room import max_min, over_room
-from argus.live.job import Job
+from argus.live.gpu.room import max_min
+from argus.live.job import Job, keep_early, kept_early
 from argus.live.session import Session
 from argus.model.losses import Owner, Whom
+from argus.semantics.phases.cpu import MARK
 from argus.semantics.steps.by_marks import forget_calls, keep_calls, keep_marks, kept_calls, kept_marks
 
 _Row = TypeVar("_Row", bound=np.generic)
@@ -22,7 +23,18 @@ SEVERAL, ALONE = 128 << 20, 256 << 20
 500 MB. The ranks of a node, 16 or fewer, keep 8 MB each at most."""
 DOWN_TO = 7 / 8
 """Who has too many drops so many that this part of the room is used: not some in each turn."""
-WEIGHTS = {"tracker": 4.0, "marked": 4.0, "marks": 4.0, "recent": 4.0, "syncs": 4.0, "control": 4.0, "calls": 1.0}
+WEIGHTS = {
+    "tracker": 4.0,
+    "marked": 4.0,
+    "marks": 4.0,
+    "recent": 4.0,
+    "syncs": 4.0,
+    "control": 4.0,
+    "calls": 1.0,
+    "names": 4.0,
+    "phases": 4.0,
+    "early": 4.0,
+}
 """How much of a rank's part each may have, against the others: calls whose kernels have ended are needed no more."""
 KERNELS_S = 10.0
 """So long after its last steps were stored no kernel of a job comes any more (``live.gpu.process.LINGER_S``)."""
@@ -59,6 +71,12 @@ class _Kept:
                 lost += keep_calls(job.marked, rank, part)
             elif name == "marks":
                 keep_marks(job.marked, rank, part)
+            elif name == "names":
+                job.marks[rank].keep(part)
+            elif name == "phases":
+                job.phases[rank].keep(part // MARK.itemsize)
+            elif name == "early":
+                lost += keep_early(job, rank, part)
             elif name == "calls":
                 job.calls[rank].keep(part)
             elif name == "recent":
@@ -88,13 +106,32 @@ class CallRoom:
                 _forget_unused(job)
             elif now - job.over_since > KERNELS_S:
                 job.calls.clear()
-        room = SEVERAL if len({job.owner for job in jobs if not job.finished}) > 1 else ALONE
+        room = SEVERAL if len({job.owner[0] for job in jobs if not job.finished}) > 1 else ALONE
         kept = [each for job in jobs if job.calls or not job.finished for each in _of(job)]
-        if not over_room(kept, room, room):
+        if sum(each.held for each in kept) <= room:
             return
-        for each, most in over_room(kept, int(DOWN_TO * room), int(DOWN_TO * room)):
+        for each, most in _over(kept, int(DOWN_TO * room)):
             if lost := each.keep(most):
                 self._session.losses.count("step_calls_over_share", Whom(each.job), number=lost)
+
+
+def _over(kept: list[_Kept], room: int) -> list[tuple[_Kept, int]]:
+    """Ranks that keep more than they may, and how much each may: users share the room equally, the containers of each
+    share its part, and the ranks of each that (``max_min``). A user in many containers has no more than one in none."""
+    of_user: dict[int, dict[str, list[_Kept]]] = {}
+    for each in kept:
+        of_user.setdefault(each.owner[0], {}).setdefault(each.owner[1], []).append(each)
+    found: list[tuple[_Kept, int]] = []
+    users = [sum(each.held for ranks in of.values() for each in ranks) for of in of_user.values()]
+    for of_container, part in zip(of_user.values(), _equal(users, room), strict=True):
+        containers = [sum(each.held for each in ranks) for ranks in of_container.values()]
+        for ranks, of_ranks in zip(of_container.values(), _equal(containers, part), strict=True):
+            found += zip(ranks, _equal([each.held for each in ranks], of_ranks), strict=True)
+    return [(each, most) for each, most in found if each.held > most]
+
+
+def _equal(wanted: list[int], room: int) -> list[int]:
+    return max_min(wanted, [1.0] * len(wanted), room)
 
 
 def _of(job: Job) -> Iterator[_Kept]:
@@ -102,6 +139,12 @@ def _of(job: Job) -> Iterator[_Kept]:
     for rank in sorted({member.rank for member in job.members.values()} | job.calls.keys()):
         parts = {"tracker": job.tracker.kept(rank), "marked": kept_calls(job.marked, rank)}
         parts["marks"] = kept_marks(job.marked, rank)
+        if rank in job.marks:
+            parts["names"] = job.marks[rank].kept
+        if rank in job.phases:
+            parts["phases"] = MARK.itemsize * job.phases[rank].marks_kept
+        if early := kept_early(job, rank):
+            parts["early"] = early
         if rank in job.calls:
             parts["calls"] = job.calls[rank].kept
         for name, kept in (("recent", job.recent), ("syncs", job.syncs), ("control", job.control)):

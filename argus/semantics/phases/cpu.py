@@ -671,19 +671,25 @@ class PhaseTracker:
         if len(self._pieces) > PIECES:
             self._pieces = [np.concatenate(self._pieces)]
         if self._kept > MARKS:
-            marks = self._sorted()
-            # An eighth more than needed, so that a rank without steps does not sort for every feed. What was open
-            # stays known: the marks go the way of a step's.
-            until = int(marks["ts_ns"][self._kept - MARKS + MARKS // 8 - 1])
-            dropped = int(np.searchsorted(marks["ts_ns"], np.uint64(until), side="right"))
-            self._advance(marks[:dropped], self._done, until)
-            self._keep(marks[dropped:])
-            self.counters["marks_dropped_old"] += dropped
+            # An eighth more than needed, so that a rank without steps does not sort for every feed.
+            self.keep(MARKS - MARKS // 8)
         for count in self._tallies:
             if len(count) > THREADS:
                 kept = dict(count.most_common(THREADS // 2))
                 count.clear()
                 count.update(kept)
+
+    def keep(self, most: int) -> None:
+        """Keeps so many of the newest marks at most; the others are ``marks_dropped_old``. What was open stays known:
+        the marks go the way of a step's."""
+        if self._kept <= most:
+            return
+        marks = self._sorted()
+        until = int(marks["ts_ns"][self._kept - most - 1])
+        dropped = int(np.searchsorted(marks["ts_ns"], np.uint64(until), side="right"))
+        self._advance(marks[:dropped], self._done, until)
+        self._keep(marks[dropped:])
+        self.counters["marks_dropped_old"] += dropped
 
     def forget_marks(self) -> None:
         """Gives back the marks that wait for a step: none comes any more."""

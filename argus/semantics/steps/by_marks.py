@@ -55,6 +55,9 @@ PENDING = 64
 """Ends that wait for communicators to be lined up; beyond, ranks are put together by time."""
 END_BYTES, BEGIN_BYTES = 120, 8
 """Memory of an optimiser's end (two marks), and of a range's begin, that are kept until it is known what is a step."""
+THREAD_BYTES, RANGES_BYTES, ROLE_BYTES = 1200, 350, 8
+"""Memory of a thread without ends, of the ranges of a name without begins, and of an open range (``bytes_of`` of
+tests/unit/semantics/steps/test_by_marks.py)."""
 COUNTED_MARKS = 4096
 """After so many it is counted anew what is kept."""
 KEPT_CALLS = 65_536
@@ -159,6 +162,13 @@ class _Thread:
     ranges: dict[int, _Ranges] = field(default_factory=dict)
     most: int = 0
     """How often ranges of one of its names were seen, at most."""
+    counted: int = 0
+    """``size`` when its rank was counted."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, but for ends and begins."""
+        return THREAD_BYTES + ROLE_BYTES * len(self.roles) + RANGES_BYTES * len(self.ranges)
 
     @property
     def worth(self) -> tuple[int, int]:
@@ -287,6 +297,8 @@ class _Rank:
     """Marks since it was counted what is kept of them."""
     held: int = 0
     """Bytes that were kept of marks then."""
+    structure: int = 0
+    """Bytes of threads and names of ranges."""
     ends: list[tuple[int, int]] = field(default_factory=list)
     """Steps' ends that have no number yet: time and backward passes, -1: not known."""
     last: tuple[int, int] | None = None
@@ -315,6 +327,17 @@ class _Rank:
         counts = Tally(each for each, _ in self.usual)
         ((_, most),) = counts.most_common(1)
         return 2 * most >= len(self.usual) and counts[backwards] < RARE * len(self.usual)
+
+    def count(self, tids: Iterable[int]) -> None:
+        """Counts anew what these threads take."""
+        for tid in tids:
+            if (thread := self.threads.get(tid)) is not None:
+                self.structure += thread.size - thread.counted
+                thread.counted = thread.size
+
+    def remove(self, tid: int) -> None:
+        """Forgets a thread."""
+        self.structure -= self.threads.pop(tid).counted
 
     def main(self) -> _Thread | None:
         return max(self.threads.values(), key=lambda thread: thread.seen, default=None)
@@ -447,17 +470,19 @@ class MarkedSteps:
 
     def feed_marks(self, rank: int, marks: NDArray[np.void]) -> None:
         """Takes marks of a rank: :data:`argus.semantics.phases.cpu.MARK`, those of each thread in order, shape (n,)."""
-        threads = self._ranks.setdefault(rank, _Rank(rank)).threads
+        state = self._ranks.setdefault(rank, _Rank(rank))
+        threads = state.threads
         wanted = marks[(marks["what"] <= What.BACKWARD_BEGIN) | (marks["what"] >= What.STEP_BEGIN)]
         columns = (wanted[name].tolist() for name in ("tid", "ts_ns", "what", "role", "handle", "depth"))
-        self._ranks[rank].fed += len(wanted)
+        state.fed += len(wanted)
         for tid, ts, what, role, handle, depth in zip(*columns, strict=True):
             thread = threads.get(tid)
             if thread is None:
                 if len(threads) >= THREADS:
-                    del threads[min(threads, key=lambda tid: threads[tid].worth)]
+                    state.remove(min(threads, key=lambda tid: threads[tid].worth))
                 thread = threads[tid] = _Thread()
             thread.take(ts, what, role, handle, depth)
+        state.count(np.unique(wanted["tid"]).tolist())
 
     def feed_calls(self, rank: int, launched: Int | None, collectives: NDArray[np.void] | None) -> None:
         """Takes calls of a rank.
@@ -621,6 +646,7 @@ class MarkedSteps:
         for state in self._ranks.values():
             for thread in state.threads.values():
                 thread.keep({handle})
+            state.count(state.threads)
 
     def hand_over(self, rank: int) -> Handover:
         """How a rank's steps go on by its backward passes alone, or by its ranges' begins: after ``advance`` with
@@ -920,11 +946,13 @@ def forget_marks(steps: MarkedSteps) -> None:
         state.awaited = []
         # The others' ends were never looked at.
         main = state.main()
-        state.threads = {tid: thread for tid, thread in state.threads.items() if thread is main}
+        for tid in [tid for tid, thread in state.threads.items() if thread is not main]:
+            state.remove(tid)
         for thread in state.threads.values():
             thread.ends.clear()
             thread.keep(())
             thread.roles = []
+        state.count(state.threads)
         state.fed, state.held = COUNTED_MARKS + 1, 0
 
 
@@ -937,14 +965,18 @@ def kept_marks(steps: MarkedSteps, rank: int) -> int:
         ends = sum(len(thread.ends) for thread in state.threads.values())
         begins = sum(len(ranges.begins) for thread in state.threads.values() for ranges in thread.ranges.values())
         state.fed, state.held = 0, END_BYTES * ends + BEGIN_BYTES * begins
-    return state.held + END_BYTES * state.fed // 2
+    return state.structure + state.held + END_BYTES * state.fed // 2
 
 
 def keep_marks(steps: MarkedSteps, rank: int, most: int) -> None:
-    """Keeps so many bytes of a rank's newest marks; those that go are ``step_ends_dropped``."""
+    """Keeps so many bytes of a rank's newest marks, and of the threads and names with most of them; those that go are
+    ``step_ends_dropped``."""
     state = steps._ranks[rank]
     state.fed += COUNTED_MARKS + 1
-    part = most / max(kept_marks(steps, rank), 1)
+    room = max(most // 2, most - (kept_marks(steps, rank) - state.structure))
+    steps.counters["step_ends_dropped"] += _keep_names(state, room)
+    state.fed += COUNTED_MARKS + 1
+    part = max(most - state.structure, 0) / max(kept_marks(steps, rank) - state.structure, 1)
     for thread in state.threads.values():
         gone = max(len(thread.ends) - int(part * len(thread.ends)), 0)
         thread.dropped += gone
@@ -954,7 +986,33 @@ def keep_marks(steps: MarkedSteps, rank: int, most: int) -> None:
             gone = max(len(ranges.begins) - int(part * len(ranges.begins)), 0)
             ranges.dropped += gone
             ranges.begins = ranges.begins[gone:]
-    state.held = min(state.held, most)
+    state.held = min(state.held, max(most - state.structure, 0))
+
+
+def _keep_names(state: _Rank, most: int) -> int:
+    """Keeps so many bytes of a rank's threads and names of ranges: those with most marks, and its main thread. Returns
+    how many ends and begins go."""
+    gone, left = 0, state.structure
+    ranges = [
+        (each.is_step, each.seen, tid, name) for tid, of in state.threads.items() for name, each in of.ranges.items()
+    ]
+    for _, _, tid, name in sorted(ranges) if left > most else ():
+        if left <= most:
+            break
+        gone += len(state.threads[tid].ranges.pop(name).begins)
+        left -= RANGES_BYTES
+    main = state.main()
+    for tid, thread in sorted(state.threads.items(), key=lambda item: item[1].worth):
+        if left <= most:
+            break
+        if thread is not main and not thread.ranges:
+            gone += len(thread.ends)
+            left -= thread.size
+            state.remove(tid)
+    for thread in state.threads.values():
+        thread.ranges = {name: each for name, each in thread.ranges.items()}  # noqa: C416  (a copy would be as large)
+    state.count(state.threads)
+    return gone
 
 
 def kept_calls(steps: MarkedSteps, rank: int) -> int:

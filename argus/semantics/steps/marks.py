@@ -36,6 +36,8 @@ STACKS = 256
 """Threads, by domain and kind of range, whose open ranges are known. Beyond, the oldest is forgotten."""
 NAMES = 4096
 """Names whose meaning is remembered: of names without end those that came last, from a half of that on."""
+NAME_BYTES, STACK_BYTES = 450, 2300
+"""Memory of a name, and at most of a thread's open ranges."""
 _NUMBERS = bytes.maketrans(b"123456789", b"000000000")
 """The digits of a number mean nothing (``meaning_of``)."""
 
@@ -142,6 +144,20 @@ class Marks:
         """Nothing more will be seen of NVTX."""
         self._open.clear()
         self._backwards = False
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept of names and open ranges, at most."""
+        return NAME_BYTES * len(self._names) + STACK_BYTES * len(self._open)
+
+    def keep(self, most: int) -> None:
+        """Keeps so many bytes: of the names that came last, which are understood anew when they come again, and of the
+        threads that came last (``ranges_unfinished``)."""
+        part = most / max(self.kept, 1)
+        for _ in range(len(self._open) - int(part * len(self._open))):
+            self.counters["ranges_unfinished"] += len(self._open.pop(next(iter(self._open))))
+        for _ in range(len(self._names) - int(part * len(self._names))):
+            self._names.popitem(last=False)
 
     def forget_names(self) -> None:
         """Its process has ended: gives back what is known of names, and what was open."""

@@ -13,10 +13,14 @@ from argus.live.job import Job, Member
 from argus.live.sides import call_room
 from argus.live.sides.call_room import DOWN_TO, KERNELS_S, SEVERAL, CallRoom, _of
 from argus.live.sides.calls import CallSide
+from argus.model import records
+from argus.model.calls import CALLS
 from argus.model.losses import Owner
 from argus.model.records import COLLECTIVE, CONTROL, LAUNCH
+from argus.semantics.phases.cpu import MARK, What
 from argus.semantics.steps.by_calls import _CALL, StepTracker
 from argus.semantics.steps.by_marks import MarkedSteps, keep_calls, kept_calls
+from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.period import WINDOW
 from tests.builders.sessions import a_session
 from tests.unit.semantics.steps.test_by_calls import analyse, simulate
@@ -114,6 +118,49 @@ def test_ranks_with_little_keep_all() -> None:
     # The newest stay.
     assert large.tracker._ranks[0].calls["ts"][-1] == 60_000_000
     assert large.marked._ranks[0].launched[-1] == 60_000_000
+
+
+@pytest.mark.usefixtures("small")
+def test_a_user_in_many_containers_takes_no_more_of_the_room() -> None:
+    """Beside a user in eight, a job's ranks keep all that half of the room has space for."""
+    honest = a_job(HONEST, 4, 1_200)
+    many = [a_job((OTHER[0], f"c{number}"), 6, 5_000) for number in range(8)]
+    before = arrays(honest)
+    assert (1 << 20) / 4 < held(honest) < DOWN_TO * (1 << 19)
+    session = a_session(None, jobs=[honest, *many])
+    CallRoom(session).make(0.0)
+    assert all(np.array_equal(one, other) for one, other in zip(before, arrays(honest), strict=True))
+    assert lost(session, honest) == 0
+    assert held(honest, *many) <= 1 << 20
+    assert max(map(held, many)) < 1.1 * min(map(held, many)), "nor has one of its containers more than another"
+
+
+@pytest.mark.usefixtures("small")
+def test_names_and_marks_that_wait_are_in_the_room() -> None:
+    """Names of ranges, marks of phases, and those that wait for the end of what is seen throughout."""
+    job = Job("job", 1, owner=OTHER)
+    pushes, waits = np.zeros(2000, records.MARK), np.zeros(40_000, MARK)
+    pushes["call"] = next(call.id for call in CALLS if call.kind == "nvtx_push")
+    pushes["ts_ns"], pushes["name_len"] = 1 + np.arange(len(pushes)), 40
+    pushes["name"][:, :40] = np.random.default_rng(0).integers(ord("a"), ord("z"), (len(pushes), 40))
+    waits["what"], waits["ts_ns"] = What.WAIT, 10**6 + np.arange(len(waits))
+    for rank in range(3):
+        target: Any = SimpleNamespace(pid=rank, has=lambda _: False)
+        job.members[rank] = Member(target, rank, "order")
+        job.marks[rank] = Marks()
+        job.marks[rank].take(pushes, ends_of_backward=False)
+        job.feed_marks(job.members[rank], waits)
+        job._early[rank] = [waits[:10_000].copy()]
+    marks = 3 * (40_000 + 10_000) * MARK.itemsize
+    assert held(job) > marks + 3 * 2000 * 200
+    session = a_session(None, jobs=[job])
+    CallRoom(session).make(0.0)
+    assert DOWN_TO * (1 << 20) < held(job) <= DOWN_TO * (2 << 20)
+    assert sum(job.phases[rank].marks_kept for rank in range(3)) * MARK.itemsize <= 2 << 20
+    assert lost(session, job) == 3 * 10_000 - sum(len(each) for of in job._early.values() for each in of)
+    dropped = sum(phases.counters["marks_dropped_old"] for phases in job.phases.values())
+    assert dropped == 3 * 40_000 - sum(phases.marks_kept for phases in job.phases.values()) > 0
+    assert all(phases._pieces[-1]["ts_ns"][-1] == waits["ts_ns"][-1] for phases in job.phases.values())
 
 
 def test_the_ranks_of_a_node_keep_what_they_kept_before() -> None:

@@ -953,24 +953,66 @@ def test_of_marks_that_are_kept_the_newest_stay(words: str) -> None:
         ends = [[end.ts for end in thread.ends] for thread in state.threads.values()]
         return ends + [list(each.begins) for thread in state.threads.values() for each in thread.ranges.values()]
 
-    def real() -> int:
-        return sum(by_marks.END_BYTES * len(thread.ends) for thread in state.threads.values()) + sum(
-            8 * len(each.begins) for thread in state.threads.values() for each in thread.ranges.values()
-        )
-
-    before = kept()
-    assert by_marks.kept_marks(steps, 0) == real() > 40 * 2900 * 8
-    most = real() // 3
+    before, real = kept(), bytes_of(state.threads)
+    assert 0.6 * real < by_marks.kept_marks(steps, 0) < 1.6 * real
+    most = by_marks.kept_marks(steps, 0) // 3
     by_marks.keep_marks(steps, 0, most)
-    assert most // 2 < real() <= most
-    assert by_marks.kept_marks(steps, 0) == most
+    assert real // 6 < bytes_of(state.threads) <= 0.6 * real
+    assert most // 2 < by_marks.kept_marks(steps, 0) <= most
+    assert len(state.threads) == 40
     assert all(newest == all_[len(all_) - len(newest) :] for newest, all_ in zip(kept(), before, strict=True))
     gone = sum(map(len, before)) - sum(map(len, kept()))
     threads = state.threads.values()
     assert sum(each.dropped + sum(one.dropped for one in each.ranges.values()) for each in threads) == gone
     # Between counts it is never too little.
     steps.feed_marks(0, job.ranks[0].marks[:1000])
-    assert by_marks.kept_marks(steps, 0) >= real()
+    assert by_marks.kept_marks(steps, 0) >= 0.6 * bytes_of(state.threads)
+
+
+def test_names_and_threads_of_ranges_are_counted_and_go() -> None:
+    """64 names on each of 64 threads, one range each: next to nothing is of their begins."""
+    steps, number = MarkedSteps(), 64 * 64
+    marks = np.zeros(number, MARK)
+    marks["what"], marks["ts_ns"] = What.STEP_BEGIN, 1 + np.arange(number)
+    marks["tid"], marks["handle"] = 1 + np.arange(number) // 64, 1 + np.arange(number) % 64
+    for each in np.array_split(marks, 50):
+        steps.feed_marks(0, each)
+    state = steps._ranks[0]
+    state.fed += by_marks.COUNTED_MARKS
+    real = bytes_of(state.threads)
+    assert real > 1_000_000
+    assert real <= by_marks.kept_marks(steps, 0) < 2 * real
+    for most in (real // 2, real // 8, 4000):
+        before = sum(len(each.begins) for thread in state.threads.values() for each in thread.ranges.values())
+        dropped = steps.counters["step_ends_dropped"]
+        by_marks.keep_marks(steps, 0, most)
+        assert by_marks.kept_marks(steps, 0) <= most
+        assert bytes_of(state.threads) < 1.2 * most + 4000
+        ranges = [each for thread in state.threads.values() for each in thread.ranges.values()]
+        counted = steps.counters["step_ends_dropped"] - dropped
+        assert counted == before - sum(len(each.begins) + each.dropped for each in ranges)
+        assert state.structure == sum(thread.size for thread in state.threads.values())
+    assert state.main() is not None
+
+
+def test_what_is_counted_of_threads_is_what_they_have() -> None:
+    """Against counting all of them, whatever comes and goes."""
+    rng = np.random.default_rng(3)
+    steps = MarkedSteps()
+    for turn in range(60):
+        marks = np.zeros(int(rng.integers(1, 300)), MARK)
+        marks["what"] = rng.choice([What.STEP_BEGIN, What.STEP_END, What.RANGE_BEGIN, What.RANGE_END], len(marks))
+        marks["ts_ns"] = 1 + 1000 * turn + np.arange(len(marks))
+        marks["tid"], marks["handle"] = rng.integers(1, 100, len(marks)), rng.integers(1, 100, len(marks))
+        steps.feed_marks(0, marks)
+        state = steps._ranks[0]
+        assert state.structure == sum(thread.size for thread in state.threads.values())
+        if turn % 20 == 19:
+            by_marks.keep_marks(steps, 0, by_marks.kept_marks(steps, 0) // 2)
+            assert state.structure == sum(thread.size for thread in state.threads.values())
+    by_marks.forget_marks(steps)
+    assert len(state.threads) == 1
+    assert state.structure == sum(thread.size for thread in state.threads.values())
 
 
 def test_ends_that_wait_are_bounded_and_those_beyond_counted(monkeypatch: pytest.MonkeyPatch) -> None:
