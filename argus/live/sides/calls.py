@@ -183,7 +183,8 @@ class CallSide(Side):
 
     def _leave_out(self, job: Job) -> None:
         self._session.losses.count("last_steps_over_share", Whom(job))
-        drop_ends(job.marked)
+        if job.by_marks is not False:
+            drop_ends(job.marked)
         job.finish()
 
     def _work(self, now: float, *, final: bool) -> NDArray[np.void]:

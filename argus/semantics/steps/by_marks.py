@@ -342,10 +342,12 @@ class _Rank:
     def main(self) -> _Thread | None:
         return max(self.threads.values(), key=lambda thread: thread.seen, default=None)
 
-    def drop_ends(self) -> int:
-        """Forgets all that are to be numbered, or kept until it is known what is a step; returns how many they were."""
+    def drop_ends(self, name: int | None) -> int:
+        """Forgets all that are to be numbered, or kept until it is known what is a step; returns how many they were.
+        ``name``: of the ranges that are steps; None: optimisers' ends are."""
         main = self.main()
-        number = len(self.ends) + (len(main.ends) if main is not None else 0)
+        number = len(self.ends) + (len(main.ends) if main is not None and name is None else 0)
+        number += len(self.ranges()[name].begins) if name is not None and name in self.ranges() else 0
         self.ends.clear()
         for thread in self.threads.values():
             thread.ends.clear()
@@ -927,7 +929,7 @@ class MarkedSteps:
 
 def drop_ends(steps: MarkedSteps) -> None:
     """Forgets all ends that have no number yet (``step_ends_dropped``)."""
-    steps.counters["step_ends_dropped"] += sum(state.drop_ends() for state in steps._ranks.values())
+    steps.counters["step_ends_dropped"] += sum(state.drop_ends(steps._range) for state in steps._ranks.values())
 
 
 def forget_calls(steps: MarkedSteps) -> None:

@@ -939,6 +939,17 @@ def test_all_ends_that_wait_may_be_dropped_and_are_counted(monkeypatch: pytest.M
     assert unknown.counters["step_ends_dropped"] == 29
 
 
+def test_of_ranges_that_are_steps_the_begins_that_are_dropped_are_counted() -> None:
+    job, steps = play(1, 300, "@@step", groups={}, boundary="@@step"), MarkedSteps()
+    steps.feed_marks(0, job.ranks[0].marks)
+    assert steps.ready([0])
+    waiting = sum(len(each.begins) for each in steps._ranks[0].ranges().values())
+    assert waiting > 200
+    by_marks.drop_ends(steps)
+    assert steps.counters["step_ends_dropped"] == waiting
+    assert sum(len(each.begins) for each in steps._ranks[0].ranges().values()) == 0
+
+
 @pytest.mark.parametrize("words", ["fwd bwd opt", "@step"])
 def test_of_marks_that_are_kept_the_newest_stay(words: str) -> None:
     """However many threads and names there are."""
