@@ -189,7 +189,8 @@ class Probes:
         """Of the optional subjects, those whose programs the kernel refuses, and why."""
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
-        self.backend: Backend = self._load(backend)
+        self.backend = _load(self._module, backend, self.refused)
+        self.probed -= self.refused.keys()
         self.owners = Owners(self._module)
         self._closing: list[Aside[None]] = []
         self.prices: Prices = prices(self.backend, self._attach_to_self)
@@ -219,34 +220,6 @@ class Probes:
         directory = resource_dir("bpf")
         text = "\n".join((directory / name).read_text() for name in SOURCES)
         return module(text, flags(launch_ring_bytes), "compile the BPF programs")
-
-    def _load(self, backend: Backend | None) -> Backend:
-        choices: list[Backend] = [backend] if backend else ["multi", "perf"]
-        if backend is None and kernel_version() < (6, 6):
-            choices = ["perf"]
-        failure: ArgusError | None = None
-        for choice in choices:
-            expected = TRACE_UPROBE_MULTI if choice == "multi" else 0
-            self.refused.clear()
-            try:
-                for name, kind in PROGRAMS.items():
-                    if name in _ON_DEMAND:
-                        continue
-                    try:
-                        self._module.load(name, kind, expected if kind == KPROBE else 0)
-                    except LoadError as reason:
-                        subjects = _OPTIONAL_PROGRAMS.get(name.partition("_")[0], ())
-                        if not subjects:
-                            raise
-                        why = load_failure(f"load the program {name}", reason.log, reason).message
-                        self.refused.update(dict.fromkeys(subjects, why))
-                self.probed -= self.refused.keys()
-                return choice
-            except LoadError as reason:
-                failure = load_failure("load the BPF programs", reason.log, reason)
-                self._module.unload()
-        assert failure is not None
-        raise failure
 
     def _attach_at_exit(self) -> int:
         try:
@@ -355,7 +328,7 @@ class Probes:
             self._module["targets"].set(pid, target.tobytes())
         own = [attachment for attachment in self.attachments if attachment.pid == pid]
         if own:
-            self.attachments = [attachment for attachment in self.attachments if attachment.pid != pid]
+            self._forget(own)
             pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
             close_in_time([both for both in pulses if both[0]])
             self._close(*own)
@@ -470,16 +443,19 @@ class Probes:
         if attachments is None:
             self.end_windows()
         self._close(*chosen)
-        for attachment in chosen:
-            self.attachments.remove(attachment)
+        self._forget(chosen)
         self._placement.release(*chosen)
 
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
-        for attachment in attachments:
-            self.attachments.remove(attachment)
-        self._placement.release(*attachments)
+        self._forget(attachments)
         self.let_go(self._links_of(*attachments))
+        self._placement.release(*attachments)
+
+    def _forget(self, attachments: Iterable[Attachment]) -> None:
+        """Of a process that is ignored they may be gone already."""
+        gone = set(map(id, attachments))
+        self.attachments = [each for each in self.attachments if id(each) not in gone]
 
     def _close(self, *attachments: Attachment) -> None:
         close_in_time(self._links_of(*attachments))
@@ -651,6 +627,43 @@ class Probes:
             ring.close()
         os.close(self._at_exit)
         self._module.close()
+
+
+def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> Backend:
+    """Loads the programs. Returns the way to attach that the kernel has.
+
+    Args:
+        backend: Force one.
+        refused: Takes the optional subjects whose programs the kernel refuses, and why.
+
+    Raises:
+        ArgusError: The kernel refuses one that is needed.
+    """
+    choices: list[Backend] = [backend] if backend else ["multi", "perf"]
+    if backend is None and kernel_version() < (6, 6):
+        choices = ["perf"]
+    failure: ArgusError | None = None
+    for choice in choices:
+        expected = TRACE_UPROBE_MULTI if choice == "multi" else 0
+        refused.clear()
+        try:
+            for name, kind in PROGRAMS.items():
+                if name in _ON_DEMAND:
+                    continue
+                try:
+                    module.load(name, kind, expected if kind == KPROBE else 0)
+                except LoadError as reason:
+                    subjects = _OPTIONAL_PROGRAMS.get(name.partition("_")[0], ())
+                    if not subjects:
+                        raise
+                    why = load_failure(f"load the program {name}", reason.log, reason).message
+                    refused.update(dict.fromkeys(subjects, why))
+            return choice
+        except LoadError as reason:
+            failure = load_failure("load the BPF programs", reason.log, reason)
+            module.unload()
+    assert failure is not None
+    raise failure
 
 
 def _fresh_target(numbers: tuple[int, int], before: NDArray[np.void] | None) -> NDArray[np.void]:

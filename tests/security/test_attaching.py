@@ -17,6 +17,7 @@ import pytest
 
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
 from argus.capture.late_probes import MOST, MOST_OF_OWNER, LateProbes
+from argus.capture.placement import Placement
 from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
 from argus.live import probed_files as module
@@ -685,3 +686,42 @@ def test_a_refused_file_is_put_off(kernel: Kernel, monkeypatch: pytest.MonkeyPat
         late.go_on(probes)
         join(late)
     assert (attachment.wait_s, attachment.answers) == (2 * RETRY_S, False)
+
+
+# ---- files that are released
+
+
+def with_placement(probes: Any) -> Any:
+    maps: Any = {"text_bytes": SimpleNamespace(set=lambda key, value: None)}
+    probes._placement = Placement(maps, maps, launch_durations=False)
+    return probes
+
+
+@pytest.mark.parametrize("how", ["release", "detach"])
+def test_files_of_a_process_that_was_ignored_keep_no_others_from_being_released(kernel: Kernel, how: str) -> None:
+    probes = with_placement(probes_on(["a", "b", "c"]))
+    probes._target = lambda pid: None
+    gone, here, stays = files = list(probes.attachments)
+    for number, attachment in enumerate(files):
+        attachment.pid, attachment.entry_links = number, [10 + number]
+        attachment.optional_links.clear()
+    probes.ignore(0)
+    getattr(probes, how)([gone, here])
+    for closing in probes._closing:
+        closing.wait(10)
+    assert sorted(kernel.closed) == [10, 11]
+    assert probes.attachments == [stays]
+    assert not here.entry_links
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_stays_is_what_was_not_released(seed: int, kernel: Kernel) -> None:
+    draw = random.Random(seed)
+    probes = with_placement(probes_on([str(number) for number in range(20)]))
+    gone = draw.sample(probes.attachments, draw.randrange(20))
+    expected = list(probes.attachments)
+    for attachment in gone:
+        expected.remove(attachment)
+    probes.release(gone)
+    assert probes.attachments == expected
+    assert not any(attachment.optional_links for attachment in gone)
