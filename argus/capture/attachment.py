@@ -13,6 +13,8 @@ from argus.model.losses import UNKNOWN, Owner
 
 RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
 """Probes that the kernel refused, or that did not come, are tried again so much later: twice as long each time."""
+SOON_S = 1.0
+"""The first time it is tried again so soon."""
 Subject = Literal["ranges", "backward", "nvtx", "math", "launches", "copies", "waits", "collectives"]
 """What may be probed or not while the rest is: PyTorch's ranges, the begin of its backward passes, NVTX's ranges, math
 (cuBLAS and attention), launches of kernels and graphs, copies and allocations, waits for the GPU, collectives. What is
@@ -102,6 +104,17 @@ class Attachment:
         self.answers, self.late = False, late
         self.unanswered += 1
         self.put_off()
+        if self.unanswered == 1:  # it may just be slow
+            self.again_at = time.monotonic() + SOON_S
+
+    def skip(self) -> None:
+        """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be."""
+        self.answers, self.again_at = False, time.monotonic()
+        self.unanswered += 1
+
+    def answered(self) -> None:
+        """It has all its probes."""
+        self.answers, self.wait_s = True, RETRY_S
 
     def put_off(self) -> None:
         """It is tried again later, and each time after twice as long."""

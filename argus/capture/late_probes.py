@@ -25,7 +25,9 @@ _Links = dict[Subject, tuple[list[int], list[int]]]
 class _Trying:
     attachment: Attachment
     entries_only: frozenset[Subject]
-    making: Aside[_Links]
+    pulse: int
+    """``Probes.pulse_turn`` when it began."""
+    making: Aside[tuple[_Links, list[int]]]
 
 
 class LateProbes:
@@ -41,35 +43,40 @@ class LateProbes:
             self._take(probes, trying)
         now = time.monotonic()
         for attachment in probes.attachments:
-            if attachment.answers or now < attachment.again_at or not attachment.late(0):
+            if attachment.answers or not attachment.late(0):
                 continue
             if any(each.attachment is attachment for each in self._trying):
+                continue
+            if not _missing(probes, attachment) and not probes.lacks_pulse(attachment):
+                attachment.answered()  # it was a window's
+                continue
+            if now < attachment.again_at:
                 continue
             of_owner = sum(each.attachment.owner == attachment.owner for each in self._trying)
             if len(self._trying) < MOST and of_owner < MOST_OF_OWNER:
                 self._try(probes, attachment)
 
     def _try(self, probes: Probes, attachment: Attachment) -> None:
-        missing = sorted(probes.probed - probes.refused.keys() - attachment.optional_links.keys())
+        missing, pulse = _missing(probes, attachment), probes.pulse_turn
 
-        def make() -> _Links:
+        def make() -> tuple[_Links, list[int]]:
             links: _Links = {}
             try:
                 for subject in missing:
                     links[subject] = probes.links_for(attachment, subject)
-            except OSError:
+                return links, probes.pulse_of(attachment, in_time=False)
+            except BaseException:
                 probes.let_go(list(links.values()))
                 raise
-            return links
 
         entries_only = frozenset(probes.entries_only)
-        self._trying.append(_Trying(attachment, entries_only, Aside(make, "argus-attach")))
+        self._trying.append(_Trying(attachment, entries_only, pulse, Aside(make, "argus-attach")))
 
     def _take(self, probes: Probes, trying: _Trying) -> None:
         attachment = trying.attachment
         try:
-            links = trying.making.result()
-        except OSError:  # its process has ended, most likely
+            links, pulse = trying.making.result()
+        except Exception:  # its process has ended, most likely; what fails for a file costs that file
             attachment.put_off()
             return
         there = any(each is attachment for each in probes.attachments)
@@ -79,10 +86,16 @@ class LateProbes:
                 attachment.optional_links[subject] = both
             elif any(both):
                 probes.let_go([both])
+        if pulse and not (there and probes.take_pulse(attachment, pulse, trying.pulse)):
+            probes.let_go([(pulse, [])])
         if not there:
             return
         # What has changed meanwhile is tried next.
-        attachment.answers = not probes.probed - probes.refused.keys() - attachment.optional_links.keys()
+        if not _missing(probes, attachment) and not probes.lacks_pulse(attachment):
+            attachment.answered()
         probes.write_prices([attachment])
-        if attachment.answers:
-            probes.attach_pulse(attachment)
+
+
+def _missing(probes: Probes, attachment: Attachment) -> list[Subject]:
+    """Subjects whose probes a file lacks."""
+    return sorted(probes.probed - probes.refused.keys() - attachment.optional_links.keys())

@@ -41,6 +41,7 @@ from argus.capture.kernel.links import (
 from argus.capture.kernel.programs import KPROBE, RAW_TRACEPOINT, LoadError, Module, attach_raw_tracepoint
 from argus.capture.kernel.ring import HEADER_BYTES, Ring
 from argus.capture.owners import Owners
+from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
 from argus.capture.process.instructions import code_of, has_probes
@@ -74,10 +75,6 @@ MINIMUM_KERNEL = (5, 15)
 
 _COMPARED = 16
 """Probed functions that are looked at to see whether two files are one."""
-_PATIENT, _IMPATIENT_S = 3, 0.5
-"""After so many files that did not answer, others are waited for so long: nobody's files hold the loop for minutes."""
-
-
 _ENOTSUPP = 524
 """Of the kernel alone (include/linux/errno.h)."""
 _BCC_PAGE = 4096
@@ -151,100 +148,18 @@ class Window:
         self._thread.join(PATIENCE_S)
 
 
-class Probes:
-    """The BPF programs and maps of one tracing session.
+class TracedProcesses:
+    """Which processes' calls are let through: the part of ``Probes`` that is about them.
 
-    Args:
-        launch_ring_bytes: Size of the ring of CUDA calls: a power of two.
-        launch_durations: Probe the exit of launches too, to see when the launch queue is full.
-        backend: Force a way to attach; default: the best the kernel has.
-
-    Raises:
-        ArgusError: bcc is missing, the kernel refuses, or permission is lacking.
+    Attributes:
+        owners: Whose processes share the rings.
+        forks: Whether the kernel lets children of traced processes through (``follow_forks``): "on", or why not.
     """
 
-    def __init__(
-        self,
-        *,
-        launch_ring_bytes: int = DEFAULT_LAUNCH_RING_BYTES,
-        launch_durations: bool = False,
-        backend: Backend | None = None,
-    ) -> None:
-        if kernel_version() < MINIMUM_KERNEL:
-            raise ArgusError(
-                f"Linux {os.uname().release} is too old: uprobes with cookies need 5.15", "", EXIT_UNAVAILABLE
-            )
-        self.launch_durations = launch_durations
-        self.attachments: list[Attachment] = []
-        self.unanswered = 0
-        """How often probes on files took longer than they are waited for."""
-        self.probed: set[Subject] = set(get_args(Subject)) - {"math"}
-        """Which subjects are probed."""
-        self.entries_only: set[Subject] = set()
-        """Of those, subjects whose exits are not probed."""
-        self._window: Window | None = None
-        self._pulse: frozenset[int] = frozenset()
-        self._pulse_links: dict[int, list[int]] = {}
-        self.refused: dict[str, str] = {}
-        """Of the optional subjects, those whose programs the kernel refuses, and why."""
-        _raise_descriptor_limit()
-        self._module = self._compile(launch_ring_bytes)
-        self.backend = _load(self._module, backend, self.refused)
-        self.probed -= self.refused.keys()
-        self.owners = Owners(self._module)
-        self._closing: list[Aside[None]] = []
-        self.prices: Prices = prices(self.backend, self._attach_to_self)
-        self._placement = Placement(self._module, self.prices, launch_durations=launch_durations)
-        self._at_exit = self._attach_at_exit()
-        self.forks = "off: not asked for"
-        """Whether the kernel lets children of traced processes through (``follow_forks``): "on", or why not."""
-        self._at_fork: int | None = None
-        self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
-        self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
-        self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
-        self.marks = Ring(self._map_fd("marks"), MARK_RING_BYTES, records.MARK)
-        self.math = Ring(self._map_fd("math"), MATH_RING_BYTES, records.MATH)
-
-    def rings(self) -> dict[str, Ring]:
-        """All rings, by name, in the order to drain them in. Control after launches: the name of a kernel that was
-        launched is then there as well."""
-        return {
-            "launches": self.launches,
-            "collectives": self.collectives,
-            "control": self.control,
-            "marks": self.marks,
-            "math": self.math,
-        }
-
-    def _compile(self, launch_ring_bytes: int) -> Module:
-        directory = resource_dir("bpf")
-        text = "\n".join((directory / name).read_text() for name in SOURCES)
-        return module(text, flags(launch_ring_bytes), "compile the BPF programs")
-
-    def _attach_at_exit(self) -> int:
-        try:
-            return attach_raw_tracepoint("sched_process_exit", self._module.programs["thread_exit"])
-        except OSError as reason:
-            raise load_failure("follow the end of threads", "", reason) from reason
-
-    def _map_fd(self, name: str) -> int:
-        return self._module[name].fd
-
-    @contextlib.contextmanager
-    def _attach_to_self(self, path: str, offsets: list[int], at_exit: bool) -> Iterator[None]:
-        """Probes functions of this process, with a program that ends at once: this is no traced process."""
-        name = "mark_exit" if at_exit else "mark_enter"
-        if name not in self._module.programs:
-            raise OSError(errno.ENOENT, f"the kernel has refused the program {name}")
-        program = self._module.programs[name]
-        points = [(offset, 0) for offset in offsets]
-        links = link(self.backend, program, path, points, at_exit, os.getpid())
-        try:
-            yield
-        finally:
-            self.let_go([(links, [])])
-
-    # --- which processes
+    _module: Module
+    owners: Owners
+    forks = "off: not asked for"
+    _at_fork: int | None = None
 
     def follow_forks(self) -> None:
         """From now on the kernel lets children of traced processes through before they run: ``add_target`` may come
@@ -319,21 +234,6 @@ class Probes:
             return 0, 0, 0
         return int(target["pending_refused"][0]), int(target["seq_refused"][0]), int(target["owner_refused"][0])
 
-    def ignore(self, pid: int) -> None:
-        """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
-        map, too, go on costing its calls their traps into the kernel."""
-        target = self._target(pid)
-        if target is not None:
-            target["ignored"] = 1
-            self._module["targets"].set(pid, target.tobytes())
-        own = [attachment for attachment in self.attachments if attachment.pid == pid]
-        if own:
-            self._forget(own)
-            pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
-            close_in_time([both for both in pulses if both[0]])
-            self._close(*own)
-            self._placement.release(*own)
-
     def _target(self, pid: int) -> NDArray[np.void] | None:
         value = self._module["targets"].get(pid)
         return None if value is None else np.frombuffer(value, records.TARGET).copy()
@@ -349,7 +249,118 @@ class Probes:
         if target is None or target["granted"].any():  # none: the kernel took it away, its number was given again
             self.owners.count_rooms()
 
+
+class Probes(TracedProcesses):
+    """The BPF programs and maps of one tracing session.
+
+    Args:
+        launch_ring_bytes: Size of the ring of CUDA calls: a power of two.
+        launch_durations: Probe the exit of launches too, to see when the launch queue is full.
+        backend: Force a way to attach; default: the best the kernel has.
+
+    Raises:
+        ArgusError: bcc is missing, the kernel refuses, or permission is lacking.
+    """
+
+    def __init__(
+        self,
+        *,
+        launch_ring_bytes: int = DEFAULT_LAUNCH_RING_BYTES,
+        launch_durations: bool = False,
+        backend: Backend | None = None,
+    ) -> None:
+        if kernel_version() < MINIMUM_KERNEL:
+            raise ArgusError(
+                f"Linux {os.uname().release} is too old: uprobes with cookies need 5.15", "", EXIT_UNAVAILABLE
+            )
+        self.launch_durations = launch_durations
+        self.attachments: list[Attachment] = []
+        self.unanswered = 0
+        """How often probes on files took longer than they are waited for."""
+        self.probed: set[Subject] = set(get_args(Subject)) - {"math"}
+        """Which subjects are probed."""
+        self.entries_only: set[Subject] = set()
+        """Of those, subjects whose exits are not probed."""
+        self._window: Window | None = None
+        self._pulse: frozenset[int] = frozenset()
+        self._pulse_links: dict[int, list[int]] = {}
+        self.pulse_turn = 0
+        """Grows as ``set_pulse`` is called: probes of an earlier one are not taken over."""
+        self.closed = False
+        self._lock = threading.Lock()
+        """Threads that attach share ``attachments``, links of pulses and ``_closing`` with the loop's."""
+        self.refused: dict[str, str] = {}
+        """Of the optional subjects, those whose programs the kernel refuses, and why."""
+        _raise_descriptor_limit()
+        self._module = self._compile(launch_ring_bytes)
+        self.backend = _load(self._module, backend, self.refused)
+        self.probed -= self.refused.keys()
+        self.owners = Owners(self._module)
+        self._closing: list[Aside[None]] = []
+        self._patience = Patience()
+        self.prices: Prices = prices(self.backend, self._attach_to_self)
+        self._placement = Placement(self._module, self.prices, launch_durations=launch_durations)
+        self._at_exit = self._attach_at_exit()
+        self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
+        self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
+        self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
+        self.marks = Ring(self._map_fd("marks"), MARK_RING_BYTES, records.MARK)
+        self.math = Ring(self._map_fd("math"), MATH_RING_BYTES, records.MATH)
+
+    def rings(self) -> dict[str, Ring]:
+        """All rings, by name, in the order to drain them in. Control after launches: the name of a kernel that was
+        launched is then there as well."""
+        return {
+            "launches": self.launches,
+            "collectives": self.collectives,
+            "control": self.control,
+            "marks": self.marks,
+            "math": self.math,
+        }
+
+    def _compile(self, launch_ring_bytes: int) -> Module:
+        directory = resource_dir("bpf")
+        text = "\n".join((directory / name).read_text() for name in SOURCES)
+        return module(text, flags(launch_ring_bytes), "compile the BPF programs")
+
+    def _attach_at_exit(self) -> int:
+        try:
+            return attach_raw_tracepoint("sched_process_exit", self._module.programs["thread_exit"])
+        except OSError as reason:
+            raise load_failure("follow the end of threads", "", reason) from reason
+
+    def _map_fd(self, name: str) -> int:
+        return self._module[name].fd
+
+    @contextlib.contextmanager
+    def _attach_to_self(self, path: str, offsets: list[int], at_exit: bool) -> Iterator[None]:
+        """Probes functions of this process, with a program that ends at once: this is no traced process."""
+        name = "mark_exit" if at_exit else "mark_enter"
+        if name not in self._module.programs:
+            raise OSError(errno.ENOENT, f"the kernel has refused the program {name}")
+        program = self._module.programs[name]
+        points = [(offset, 0) for offset in offsets]
+        links = link(self.backend, program, path, points, at_exit, os.getpid())
+        try:
+            yield
+        finally:
+            self.let_go([(links, [])])
+
     # --- probes
+
+    def ignore(self, pid: int) -> None:
+        """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
+        map, too, go on costing its calls their traps into the kernel."""
+        target = self._target(pid)
+        if target is not None:
+            target["ignored"] = 1
+            self._module["targets"].set(pid, target.tobytes())
+        own = [attachment for attachment in self.attachments if attachment.pid == pid]
+        if own:
+            self._forget(own)
+            pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
+            self._close_soon([*(both for both in pulses if both[0]), *self._links_of(*own)])
+            self._placement.release(*own)
 
     def attach(
         self,
@@ -389,14 +400,29 @@ class Probes:
                 self._attach_program(attachment, name, by_program[name], links, in_time=False)
             for subject in sorted(self.probed):
                 self._attach_optional(attachment, subject, in_time=False)
-        except OSError as reason:
-            self._close(attachment)
+            self._join(attachment)
+        except BaseException as reason:
+            self.let_go(self._links_of(attachment))
             self._placement.release(attachment)
+            if not isinstance(reason, OSError):
+                raise
             raise _attach_failure(library, pid, reason) from reason
-        self.attachments.append(attachment)
         self.write_prices([attachment])
-        self.attach_pulse(attachment, in_time=False)
         return attachment
+
+    def _join(self, attachment: Attachment) -> None:
+        """Adds a file with its probes of the pulse: ``set_pulse`` sees it with them, or not at all."""
+        while True:
+            turn = self.pulse_turn
+            links = self.pulse_of(attachment, in_time=False)
+            with self._lock:
+                if turn == self.pulse_turn and not self.closed:
+                    self._pulse_links[id(attachment)] = links
+                    self.attachments.append(attachment)
+                    return
+            self.let_go([(links, [])])
+            if self.closed:
+                raise OSError(errno.ECANCELED, "the trace has ended")
 
     def stands_in(self, attachment: Attachment, library: Library, pid: int) -> bool:
         """Whether probes on one file show in another one that a process maps: overlays of several containers show one
@@ -430,11 +456,18 @@ class Probes:
             return
         if not attachment.answers:
             raise TimeoutError(errno.ETIMEDOUT, "the file did not answer before")
+        seconds, begun = self._patience.seconds(), time.monotonic()
         try:
-            links += link_in_time(make, PATIENCE_S if self.unanswered < _PATIENT else _IMPATIENT_S)
-        except LateError as late:
-            attachment.did_not_answer(late.wait)
+            if not seconds:
+                attachment.skip()
+                raise TimeoutError(errno.ETIMEDOUT, "others have taken the time for files that do not answer")
+            links += link_in_time(make, seconds)
+            self._patience.spend(time.monotonic() - begun, came=True)
+        except TimeoutError as failure:
             self.unanswered += 1
+            if isinstance(failure, LateError):
+                attachment.did_not_answer(failure.wait)
+                self._patience.spend(time.monotonic() - begun, came=False)
             raise
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
@@ -455,7 +488,14 @@ class Probes:
     def _forget(self, attachments: Iterable[Attachment]) -> None:
         """Of a process that is ignored they may be gone already."""
         gone = set(map(id, attachments))
-        self.attachments = [each for each in self.attachments if id(each) not in gone]
+        with self._lock:
+            self.attachments = [each for each in self.attachments if id(each) not in gone]
+
+    def _close_soon(self, links: list[tuple[list[int], list[int]]]) -> None:
+        """Returns when they are closed, or after a while."""
+        seconds, begun = self._patience.closing_s(), time.monotonic()
+        if links and not close_in_time(links, seconds):
+            self._patience.spend(time.monotonic() - begun, came=False)
 
     def _close(self, *attachments: Attachment) -> None:
         close_in_time(self._links_of(*attachments))
@@ -476,7 +516,8 @@ class Probes:
         self.probed.add(subject)
         refused = 0
         # cuBLAS calls cuBLASLt: where only the latter is probed yet, a product would look like a call of its own.
-        for attachment in sorted(self.attachments, key=lambda each: CUBLAS[1] in each.library.roles):
+        files = self._patience.begin(self.attachments)
+        for attachment in sorted(files, key=lambda each: CUBLAS[1] in each.library.roles):
             try:
                 self._attach_optional(attachment, subject)
             except OSError:  # its process has ended, most likely
@@ -492,7 +533,7 @@ class Probes:
         """Takes the probes of subjects away, and puts none on later files."""
         self.probed -= set(subjects)
         links = [each.optional_links.pop(subject, ([], [])) for each in self.attachments for subject in subjects]
-        close_in_time([both for both in links if any(both)])
+        self._close_soon([both for both in links if any(both)])
         self.write_prices()
 
     def _attach_optional(self, attachment: Attachment, subject: Subject, *, in_time: bool = True) -> None:
@@ -512,15 +553,16 @@ class Probes:
         try:
             for name in _exits_first(points):
                 self._attach_program(attachment, name, points[name], links[name.endswith("_exit")], in_time=in_time)
-        except OSError:
+        except BaseException:
             self.let_go([links])
             raise
         return links
 
     def let_go(self, links: list[tuple[list[int], list[int]]]) -> None:
         """Closes links, on a thread: each close waits for a grace period of the kernel, and nobody needs to."""
-        self._closing = [closing for closing in self._closing if not closing.wait(0)]
-        self._closing.append(Aside(lambda: close_links(links), "argus-unlink"))
+        with self._lock:
+            self._closing = [closing for closing in self._closing if not closing.wait(0)]
+            self._closing.append(Aside(lambda: close_links(links), "argus-unlink"))
 
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
@@ -537,7 +579,7 @@ class Probes:
             return None
         chosen = frozenset(subjects) - self.probed - self.refused.keys()
         links: list[int] = []
-        for attachment in self.attachments:
+        for attachment in self._patience.begin(self.attachments):
             for name, points in _window_points(attachment, chosen, self._pulse, only).items():
                 if points:
                     with contextlib.suppress(OSError):  # its process has ended
@@ -555,21 +597,56 @@ class Probes:
     def set_pulse(self, chosen: Iterable[int]) -> None:
         """Probes the entries of these functions from now on, and no longer those of before. Those whose subjects are
         probed throughout are left to them: call it again when that changes."""
-        close_in_time([(links, []) for links in self._pulse_links.values()])
-        self._pulse_links, self._pulse = {}, frozenset(chosen)
-        for attachment in self.attachments:
-            self.attach_pulse(attachment)
+        with self._lock:
+            before = [(links, list[int]()) for links in self._pulse_links.values()]
+            self._pulse_links, self._pulse = {}, frozenset(chosen)
+            self.pulse_turn += 1
+            files = list(self.attachments)
+        self._close_soon(before)
+        for attachment in self._patience.begin(files):
+            with contextlib.suppress(TimeoutError):  # ``LateProbes`` goes on
+                self.take_pulse(attachment, self.pulse_of(attachment), self.pulse_turn)
 
-    def attach_pulse(self, attachment: Attachment, *, in_time: bool = True) -> None:
-        """Puts the probes of ``pulse`` on a file that has none of them."""
-        links = self._pulse_links.setdefault(id(attachment), [])
-        unprobed = attachment.optional_points.keys() - self.probed - self.refused.keys()
-        for subject in unprobed if self._pulse and not links else ():
+    def pulse_of(self, attachment: Attachment, *, in_time: bool = True) -> list[int]:
+        """Links that hold the probes of ``pulse`` on a file. They are the caller's to keep.
+
+        Raises:
+            TimeoutError: The kernel does not answer. Nothing is left attached.
+        """
+        links: list[int] = []
+        try:
+            for name, points in self._pulse_points(attachment).items():
+                try:
+                    self._attach_program(attachment, name, points, links, in_time=in_time)
+                except TimeoutError:
+                    raise
+                except OSError:  # its process has ended
+                    continue
+        except BaseException:
+            self.let_go([(links, [])])
+            raise
+        return links
+
+    def take_pulse(self, attachment: Attachment, links: list[int], turn: int) -> bool:
+        """Takes over such links, if they are of the last ``set_pulse`` and the file has none."""
+        with self._lock:
+            if turn != self.pulse_turn or id(attachment) in self._pulse_links:
+                return False
+            self._pulse_links[id(attachment)] = links
+            return True
+
+    def lacks_pulse(self, attachment: Attachment) -> bool:
+        """Whether a file has functions of the pulse and no probes there."""
+        return id(attachment) not in self._pulse_links and bool(self._pulse_points(attachment))
+
+    def _pulse_points(self, attachment: Attachment) -> dict[str, list[tuple[int, int]]]:
+        """Programs, with the places in a file that are probed for the pulse alone."""
+        by_program: dict[str, list[tuple[int, int]]] = {}
+        for subject in attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ():
             for name, entries in _entries(attachment, subject).items():
-                pulsed = [point for point in entries if point[1] & 0xFF in self._pulse]
-                if pulsed:
-                    with contextlib.suppress(OSError):  # its process has ended
-                        self._attach_program(attachment, name, pulsed, links, in_time=in_time)
+                if pulsed := [point for point in entries if point[1] & 0xFF in self._pulse]:
+                    by_program.setdefault(name, []).extend(pulsed)
+        return by_program
 
     def run_times(self) -> dict[str, tuple[int, int]]:
         """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
@@ -619,10 +696,13 @@ class Probes:
 
     def close(self) -> None:
         """Takes every probe away and frees the maps."""
+        with self._lock:
+            self.closed = True
         self._end_follow_forks()
         self.detach()
+        deadline = time.monotonic() + PATIENCE_S
         for closing in self._closing:
-            closing.wait(PATIENCE_S)
+            closing.wait(max(deadline - time.monotonic(), 0.0))
         for ring in self.rings().values():
             ring.close()
         os.close(self._at_exit)

@@ -13,10 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from argus.capture import patience
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
+from argus.capture.kernel.links import LateError
 from argus.capture.late_probes import MOST, MOST_OF_OWNER, LateProbes
+from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
@@ -577,7 +581,8 @@ def probes_on(paths: Sequence[str], owner: Owner = HONEST) -> Any:
     probes._module = SimpleNamespace(programs={"cuda_enter": 3, "cuda_exit": 4})
     probes.probed, probes.refused, probes.entries_only = {"launches"}, {}, set()
     probes.backend, probes.unanswered, probes._closing = "multi", 0, []
-    probes._pulse, probes._pulse_links = frozenset(), {}
+    probes._pulse, probes._pulse_links, probes.pulse_turn, probes.closed = frozenset(), {}, 0, False
+    probes._lock, probes._patience = threading.Lock(), Patience()
     probes.write_prices = lambda new=None: None
     probes.attachments = [Attachment(SimpleNamespace(open_path=path, roles=()), None, owner=owner) for path in paths]  # type: ignore[arg-type]
     for attachment in probes.attachments:
@@ -593,8 +598,7 @@ def join(late: LateProbes) -> None:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    monkeypatch.setattr("argus.capture.probes.PATIENCE_S", 0.05)
-    monkeypatch.setattr("argus.capture.probes._IMPATIENT_S", 0.05)
+    monkeypatch.setattr(patience, "TURN_S", 0.05)
     return Kernel(monkeypatch)
 
 
@@ -668,7 +672,10 @@ def test_files_that_are_tried_again_are_bounded(kernel: Kernel) -> None:
         late.go_on(probes)
         owners = Counter(each.attachment.owner for each in late._trying)
         assert owners == {HOSTILE: MOST_OF_OWNER, HONEST: 1}
-        assert MOST_OF_OWNER < MOST
+        for number, attachment in enumerate(probes.attachments):
+            attachment.owner = number, ""
+        late.go_on(probes)
+        assert len(late._trying) == MOST < len(probes.attachments)
     finally:
         kernel.free.set()
         join(late)
@@ -725,3 +732,141 @@ def test_what_stays_is_what_was_not_released(seed: int, kernel: Kernel) -> None:
     probes.release(gone)
     assert probes.attachments == expected
     assert not any(attachment.optional_links for attachment in gone)
+
+
+# ---- changes of plan while files do not answer
+
+
+class Clocked(Kernel):
+    """A kernel of which some files never answer, and for how long it was waited for. Nobody waits really."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.now, self.held, self.takes_s = 1000.0, set[str](), 0.02
+        monkeypatch.setattr("argus.capture.probes.link_in_time", self._in_time)
+        monkeypatch.setattr(
+            "argus.capture.probes.time", SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: 0)
+        )
+
+    def _in_time(self, make: Any, seconds: float) -> list[int]:
+        if make.args[2] in self.held or self.takes_s > seconds:
+            self.now += seconds
+            raise LateError(Aside(list, "late"))
+        self.now += self.takes_s
+        return list(make())
+
+    def patience(self) -> Patience:
+        return Patience(lambda: self.now)
+
+
+def without_probes(paths: Sequence[str], clocked: Clocked, owner: Owner = HONEST) -> Any:
+    probes = probes_on(paths, owner)
+    probes._patience, probes._window = clocked.patience(), None
+    probes.hits = lambda: np.zeros(256, np.int64)
+    for attachment in probes.attachments:
+        attachment.optional_links.clear()
+        attachment.entry_points[1] = 16, 1
+    return probes
+
+
+CHANGES: dict[str, Any] = {
+    "plan": lambda probes: probes.attach_optional("launches"),
+    "pulse": lambda probes: (probes.probed.clear(), probes.set_pulse([1])),
+    "window": lambda probes: (probes.probed.clear(), probes.open_window(["launches"], 0.0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_files_that_do_not_answer_hold_no_change(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocked = Clocked(monkeypatch)
+    hostile = [f"hostile {number}" for number in range(24)]
+    clocked.held = set(hostile)
+    probes = without_probes(hostile, clocked, HOSTILE)
+    honest = without_probes(["a", "b"], clocked).attachments
+    probes.attachments += honest
+    begun = clocked.now
+    CHANGES[change](probes)
+    assert clocked.now - begun <= patience.TURN_S + len(honest) * 2 * patience.ANSWERS_S
+    assert probes.unanswered == 24, "each is counted"
+    assert [each.answers for each in probes.attachments] == [False] * 24 + [True] * 2
+    for _ in range(20):
+        for each in probes.attachments:
+            each.answers = True
+        if probes._window is not None:
+            probes._window._thread.join(10)
+        CHANGES[change](probes)
+    assert clocked.now - begun <= patience.SAVED_S + 20 * (patience.TURN_S * patience.OF_LOOP + 0.1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_files_that_answer_have_all_their_probes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    clocked = Clocked(monkeypatch)
+    probes = without_probes([str(number) for number in range(draw.randrange(1, 60))], clocked)
+    for attachment in probes.attachments:
+        attachment.owner = draw.choice([HONEST, HOSTILE])
+    assert probes.attach_optional("launches") == probes.unanswered == 0
+    assert all(map(all, (each.optional_links["launches"] for each in probes.attachments)))
+
+
+def test_a_lock_that_is_held_now_and_then_takes_no_window_for_long(kernel: Kernel) -> None:
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    probes.probed.clear()
+    attachment.did_not_answer(lambda _: False)
+    late.go_on(probes)
+    assert not attachment.answers, "the kernel has not let go"
+    for _ in range(5):
+        attachment.did_not_answer(lambda _: True)
+        late.go_on(probes)
+        assert (attachment.answers, attachment.wait_s, late._trying) == (True, RETRY_S, [])
+
+
+def test_a_file_that_comes_while_the_pulse_changes_has_its_probes_once(kernel: Kernel) -> None:
+    probes = probes_on(["a"])
+    (attachment,) = probes.attachments
+    probes.attachments, probes.probed = [], set()
+    attachment.entry_points[1] = 16, 1
+    probes.set_pulse([1])
+    kernel.free.clear()
+    joining = Aside(lambda: probes._join(attachment), "argus-attach")
+    probes.set_pulse([1])
+    kernel.free.set()
+    assert joining.wait(10)
+    assert probes.attachments == [attachment]
+    for closing in probes._closing:
+        closing.wait(10)
+    (links,) = probes._pulse_links.values()
+    assert {*kernel.made} - {*kernel.closed} == {*links}
+    probes.set_pulse([])
+    assert {*kernel.made} == {*kernel.closed}
+
+
+def test_a_file_that_comes_after_the_end_keeps_no_probes(kernel: Kernel) -> None:
+    probes = probes_on(["a"])
+    (attachment,) = probes.attachments
+    probes.attachments, probes.probed, probes.closed = [], set(), True
+    attachment.entry_points[1] = 16, 1
+    probes._pulse = frozenset([1])
+    with pytest.raises(OSError, match="ended"):
+        probes._join(attachment)
+    assert probes.attachments == []
+    for closing in probes._closing:
+        closing.wait(10)
+    assert {*kernel.made} == {*kernel.closed} != set()
+
+
+def test_what_fails_beside_the_kernel_leaves_no_probes(kernel: Kernel) -> None:
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    attachment.answers = False
+    attachment.optional_links.clear()
+    attachment.optional_points["waits"] = {"unknown_enter": [(16, 1)]}
+    probes.probed.add("waits")
+    late.go_on(probes)
+    join(late)
+    late.go_on(probes)
+    assert (attachment.answers, late._trying) == (False, [])
+    for closing in probes._closing:
+        closing.wait(10)
+    assert {*kernel.made} == {*kernel.closed} != set()

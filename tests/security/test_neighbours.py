@@ -28,6 +28,7 @@ from argus.capture import attachment, owners, placement, sampler, under_way
 from argus.capture import probes as bpf
 from argus.capture.call_prices import CallPrices
 from argus.capture.kernel.ring import HEADER_BYTES
+from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
 from argus.capture.process.mapped import Allowance
@@ -1254,6 +1255,7 @@ def test_probes_of_an_ignored_process_alone_are_taken_away(tmp_path: Path) -> No
     pulse = links(1)
     probes.attachments = [own, shared, other]
     probes._pulse_links = {id(own): pulse}
+    probes._lock, probes._patience = threading.Lock(), Patience()
     probes._placement = a_placement()
     gone = [*own.entry_links, *own.optional_links["launches"][0], *own.optional_links["launches"][1], *pulse]
     stay = [*shared.entry_links, *other.entry_links]
