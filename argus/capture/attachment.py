@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,6 +52,7 @@ class Attachment:
         entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
         optional_links: The same of those that may be put on and taken away while the others stay, by their subject:
             of entries and of exits.
+        entries_only: Of those, subjects whose exits were left out.
         optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
         prices: What a call costs its thread, ns, by the call's number: the traps into the kernel at its entry and exit.
             The programs' run time is not part of it.
@@ -83,6 +85,7 @@ class Attachment:
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
     optional_links: dict[Subject, tuple[list[int], list[int]]] = field(default_factory=dict)
+    entries_only: set[Subject] = field(default_factory=set)
     optional_points: dict[Subject, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
     prices: dict[int, int] = field(default_factory=dict)
     exit_prices: dict[int, int] = field(default_factory=dict)
@@ -111,6 +114,11 @@ class Attachment:
         """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be."""
         self.answers, self.again_at = False, time.monotonic()
         self.unanswered += 1
+
+    def put(self, subject: Subject, links: tuple[list[int], list[int]], entries_only: AbstractSet[Subject]) -> None:
+        """It has a subject's probes now. ``entries_only``: subjects whose exits were to be left out."""
+        self.optional_links[subject] = links
+        self.entries_only = (self.entries_only - {subject}) | (entries_only & {subject})
 
     def answered(self) -> None:
         """It has all its probes."""

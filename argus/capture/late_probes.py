@@ -36,6 +36,25 @@ class LateProbes:
     def __init__(self) -> None:
         self._trying: list[_Trying] = []
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a file is tried."""
+        return bool(self._trying)
+
+    def settle(self, probes: Probes, attachment: Attachment) -> None:
+        """Has a new file probed as all are now, which may have changed since its probes were begun. Nobody waits."""
+        unwanted = {
+            subject
+            for subject in attachment.optional_links
+            if subject not in probes.probed or (subject in attachment.entries_only) != (subject in probes.entries_only)
+        }
+        if gone := [both for subject in unwanted if any(both := attachment.optional_links.pop(subject))]:
+            probes.let_go(gone)
+        if unwanted:
+            probes.write_prices([attachment])
+        if _missing(probes, attachment) or probes.lacks_pulse(attachment):
+            attachment.answers, attachment.again_at = False, 0.0
+
     def go_on(self, probes: Probes) -> None:
         """Takes over probes that have come, and tries files whose turn it is."""
         for trying in [each for each in self._trying if each.making.wait(0)]:
@@ -57,19 +76,19 @@ class LateProbes:
                 self._try(probes, attachment)
 
     def _try(self, probes: Probes, attachment: Attachment) -> None:
+        entries_only = frozenset(probes.entries_only)
         missing, pulse = _missing(probes, attachment), probes.pulse_turn
 
         def make() -> tuple[_Links, list[int]]:
             links: _Links = {}
             try:
                 for subject in missing:
-                    links[subject] = probes.links_for(attachment, subject)
+                    links[subject] = probes.links_for(attachment, subject, entries_only)
                 return links, probes.pulse_of(attachment, in_time=False)
             except BaseException:
                 probes.let_go(list(links.values()))
                 raise
 
-        entries_only = frozenset(probes.entries_only)
         self._trying.append(_Trying(attachment, entries_only, pulse, Aside(make, "argus-attach")))
 
     def _take(self, probes: Probes, trying: _Trying) -> None:
@@ -83,7 +102,7 @@ class LateProbes:
         changed = trying.entries_only ^ probes.entries_only
         for subject, both in links.items():
             if there and subject in probes.probed and subject not in attachment.optional_links.keys() | changed:
-                attachment.optional_links[subject] = both
+                attachment.put(subject, both, trying.entries_only)
             elif any(both):
                 probes.let_go([both])
         if pulse and not (there and probes.take_pulse(attachment, pulse, trying.pulse)):

@@ -538,16 +538,22 @@ class Probes(TracedProcesses):
 
     def _attach_optional(self, attachment: Attachment, subject: Subject, *, in_time: bool = True) -> None:
         if subject not in attachment.optional_links:
-            attachment.optional_links[subject] = self.links_for(attachment, subject, in_time)
+            entries_only = frozenset(self.entries_only)
+            attachment.put(subject, self.links_for(attachment, subject, entries_only, in_time), entries_only)
 
-    def links_for(self, attachment: Attachment, subject: Subject, in_time: bool = False) -> tuple[list[int], list[int]]:
+    def links_for(
+        self, attachment: Attachment, subject: Subject, entries_only: Collection[Subject], in_time: bool = False
+    ) -> tuple[list[int], list[int]]:
         """Links that hold a subject's probes on a file: of entries and of exits. They are the caller's to keep.
+
+        Args:
+            entries_only: Subjects whose exits are left out.
 
         Raises:
             OSError: The kernel refuses, or does not answer. Nothing is left attached.
         """
         points = attachment.optional_points.get(subject, {})
-        if subject in self.entries_only:
+        if subject in entries_only:
             points = _entries(attachment, subject)
         links: tuple[list[int], list[int]] = ([], [])
         try:

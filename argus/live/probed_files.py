@@ -281,12 +281,8 @@ class ProbedFiles:
         self.attached.append(attachment)
         if pid is None:
             self._shared.setdefault(key, True)  # it was released meanwhile
-        probes = self._session.probes
         # What is probed at all may have changed meanwhile.
-        if unwanted := attachment.optional_links.keys() - probes.probed:
-            probes.detach_optional(*unwanted)
-        for subject in sorted(probes.probed - attachment.optional_links.keys()):
-            probes.attach_optional(subject)
+        self._late_probes.settle(self._session.probes, attachment)
 
     def _count_missing(self, places: Mapping[_Place, _Uses]) -> None:
         """Counts files that the kernel refuses, or that have not had their probes for ``ATTACH_S``, as a loss of those
@@ -312,7 +308,7 @@ class ProbedFiles:
     def due(self) -> bool:
         """Whether ``attach`` has something to do, though no process has mapped anything: probes have come, or a file's
         turn has. Goes on with files that did not answer while their probes were changed."""
-        if self.attached and self._session.probes.unanswered:
+        if self._late_probes.under_way or any(not each.answers for each in self.attached):
             self._late_probes.go_on(self._session.probes)
         looking = self._elsewhere.looking
         ended = bool(self._attaching.ended()) or (looking is not None and looking.wait(0))

@@ -40,7 +40,7 @@ class FakeProbes:
     """Probes without a kernel.
 
     Attributes:
-        refused: Numbers of files that the kernel refuses.
+        refuses: Numbers of files that the kernel refuses.
         attached: Numbers of files that were probed, in order, with the process.
         holding: Numbers of files that are not probed before ``held`` is set.
         probed: As of ``Probes``.
@@ -49,12 +49,16 @@ class FakeProbes:
     """
 
     def __init__(self) -> None:
-        self.refused: set[int] = set()
+        self.refuses: set[int] = set()
         self.attached: list[tuple[int, int | None]] = []
         self.held = threading.Event()
         self.holding: set[int] = set()
         self.probed: set[str] = {"launches"}
-        self.later: list[tuple[str, ...]] = []
+        self.entries_only: set[str] = set()
+        self.refused: dict[str, str] = {}
+        self.attachments: list[Any] = []
+        self.pulse_turn = 0
+        self.later: list[tuple[Any, ...]] = []
         self.others: dict[int, list[int]] = {}
         self.unanswered = 0
 
@@ -65,16 +69,29 @@ class FakeProbes:
         self.attached.append((number, pid))
         if number in self.holding:
             self.held.wait(60)
-        if number in self.refused:
+        if number in self.refuses:
             raise ArgusError(f"the kernel refuses to probe {number}")
-        return SimpleNamespace(library=library, pid=pid, probes=1, optional_links=dict.fromkeys(probed))
+        attachment: Any = Attachment(library, pid)
+        for subject in probed:
+            attachment.put(subject, ([1], []), self.entries_only)
+        attachment.functions = ["one"]
+        self.attachments.append(attachment)
+        return attachment
 
-    def attach_optional(self, subject: str) -> int:
-        self.later.append(("on", subject))
-        return 0
+    def let_go(self, links: list[Any]) -> None:
+        self.later.append(("off", len(links)))
 
-    def detach_optional(self, *subjects: str) -> None:
-        self.later.append(("off", *subjects))
+    def links_for(self, attachment: Any, subject: str, entries_only: Any) -> Any:
+        self.later.append(("on", subject, subject in entries_only))
+        return [2], []
+
+    def write_prices(self, new: Any = None) -> None: ...
+
+    def lacks_pulse(self, attachment: Any) -> bool:
+        return False
+
+    def pulse_of(self, attachment: Any, *, in_time: bool) -> list[int]:
+        return []
 
 
 def a_target(pid: int, owner: Owner, numbers: Sequence[int]) -> Any:
@@ -131,7 +148,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_a_file_that_cannot_be_probed_keeps_no_trace_of_others_from_beginning() -> None:
     probes = FakeProbes()
-    probes.refused = {1}
+    probes.refuses = {1}
     files = probed_files(probes)
     users = [a_target(1, HOSTILE, [1]), a_target(2, HONEST, [2])]
     files.attach(users, {1, 2}, running=False)
@@ -142,7 +159,7 @@ def test_a_file_that_cannot_be_probed_keeps_no_trace_of_others_from_beginning() 
 
 def test_nor_one_beside_a_process_that_has_loaded_nothing_yet() -> None:
     probes = FakeProbes()
-    probes.refused = {1}
+    probes.refuses = {1}
     files = probed_files(probes)
     files.attach([a_target(1, HOSTILE, [1])], {1, 2}, running=False)
     assert files._session.losses.totals == {"attach_failed": 1}
@@ -150,7 +167,7 @@ def test_nor_one_beside_a_process_that_has_loaded_nothing_yet() -> None:
 
 def test_a_trace_of_what_cannot_be_probed_does_not_begin() -> None:
     probes = FakeProbes()
-    probes.refused = {1, 2}
+    probes.refuses = {1, 2}
     files = probed_files(probes)
     users = [a_target(1, HONEST, [1]), a_target(2, HONEST, [2])]
     with pytest.raises(ArgusError, match="refuses to probe 1"):
@@ -290,21 +307,62 @@ def test_probes_that_come_late_are_those_that_are_wanted_by_then(clock: SimpleNa
     users = [a_target(1, HONEST, [1])]
     files.attach(users, {1}, running=True)
     assert not files.due()
-    probes.probed = {"waits"}
+    probes.probed = {"waits", "copies"}
+    probes.entries_only = {"copies", "launches"}
     (under_way,) = files._attaching.under_way.values()
     probes.held.set()
     under_way.making._thread.join(10)
     assert files.due()
     assert files.attach(users, {1}, running=True)
     assert [each.pid for each in files.attached] == [None]
-    assert probes.later == [("off", "launches"), ("on", "waits")]
-    assert not files.due()
+    assert probes.later == [("off", 1)], "nobody waits for others"
+    for _ in range(2):
+        assert not files.due()
+        join(files._late_probes)
+    assert not files._late_probes.under_way
+    assert probes.later[1:] == [("on", "copies", True), ("on", "waits", False)]
+    (attachment,) = files.attached
+    assert attachment.optional_links.keys() == probes.probed
+    assert attachment.answers
     assert not files.attach(users, {1}, running=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_that_comes_late_is_probed_as_all_are_by_then(
+    seed: int, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exits or without, too. While that is done nobody waits for the kernel."""
+    draw = random.Random(seed)
+    subjects = ["launches", "copies", "waits"]
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    attachment.optional_links.clear()
+    attachment.entry_points[1] = 16, 1
+    attachment.optional_points |= dict.fromkeys(subjects, attachment.optional_points["launches"])
+    for setting in range(2):
+        probes.probed = {each for each in subjects if draw.random() < 0.6}
+        probes.entries_only = {each for each in subjects if draw.random() < 0.5}
+        if not setting:
+            for subject in sorted(probes.probed):
+                probes._attach_optional(attachment, subject, in_time=False)
+    for name in ("link_in_time", "close_in_time"):
+        monkeypatch.delattr(f"argus.capture.probes.{name}")
+    late.settle(probes, attachment)
+    for _ in range(2):
+        late.go_on(probes)
+        join(late)
+    assert {subject: bool(exits) for subject, (_, exits) in attachment.optional_links.items()} == {
+        subject: subject not in probes.entries_only for subject in probes.probed
+    }
+    for closing in probes._closing:
+        closing.wait(10)
+    there = {link for both in attachment.optional_links.values() for links in both for link in links}
+    assert {*kernel.made} - {*kernel.closed} == there
 
 
 def test_a_file_that_the_kernel_refuses_is_tried_again_ever_more_seldom(clock: SimpleNamespace) -> None:
     probes = FakeProbes()
-    probes.refused = {1}
+    probes.refuses = {1}
     files = probed_files(probes)
     users = [a_target(1, HOSTILE, [1])]
     begun = clock.now
@@ -315,7 +373,7 @@ def test_a_file_that_the_kernel_refuses_is_tried_again_ever_more_seldom(clock: S
     assert len(probes.attached) == 7, "after 0, 1, 3, 7, 15, 31 and 63 minutes"
     assert files._session.losses.totals == {"attach_failed": 1}
     assert files._session.notes.total == 1
-    probes.refused = set()
+    probes.refuses = set()
     clock.now += LONGEST_RETRY_S
     assert files.due()
     files.attach(users, {1}, running=True)
@@ -350,7 +408,7 @@ def test_the_same_files_are_probed_as_one_after_the_other(
     """Where everything answers at once: which files, for whom, in which order of each owner."""
     draw = random.Random(seed)
     probes = FakeProbes()
-    probes.refused = set(draw.sample(range(12), 2))
+    probes.refuses = set(draw.sample(range(12), 2))
     files = probed_files(probes)
     monkeypatch.setattr(module, "TORCH_PYTHON", "")
     files._shared = {("08:01", n, 1, 1): draw.random() < 0.7 for n in range(12)}
@@ -368,7 +426,7 @@ def test_the_same_files_are_probed_as_one_after_the_other(
             expected += [(number, of) for of in wanted if (number, of) not in expected]
     assert probes.attached == expected
     assert {(each.library.key[1], each.pid) for each in files.attached} == {
-        place for place in expected if place[0] not in probes.refused
+        place for place in expected if place[0] not in probes.refuses
     }
 
 
@@ -559,6 +617,7 @@ class Kernel:
         made: Of each, where its probes are.
         closed: Descriptors that were closed.
         free: Cleared while somebody holds a lock of a process that maps the files.
+        asked: Set once it was asked for a link.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -566,10 +625,12 @@ class Kernel:
         self.closed: list[int] = []
         self.free = threading.Event()
         self.free.set()
+        self.asked = threading.Event()
         monkeypatch.setattr("argus.capture.probes.link", self._link)
         monkeypatch.setattr("argus.capture.kernel.links._close_all", lambda links: self.closed.extend(links) or [])
 
     def _link(self, backend: Any, program: int, path: str, points: Any, at_exit: bool, pid: Any) -> list[int]:
+        self.asked.set()
         self.free.wait(60)
         self.made[number := len(self.made) + 100] = tuple(offset for offset, _ in points)
         return [number]
@@ -830,16 +891,15 @@ def test_a_file_that_comes_while_the_pulse_changes_has_its_probes_once(kernel: K
     probes.set_pulse([1])
     kernel.free.clear()
     joining = Aside(lambda: probes._join(attachment), "argus-attach")
-    probes.set_pulse([1])
+    assert kernel.asked.wait(10)
+    probes.set_pulse([])
     kernel.free.set()
     assert joining.wait(10)
     assert probes.attachments == [attachment]
     for closing in probes._closing:
         closing.wait(10)
-    (links,) = probes._pulse_links.values()
-    assert {*kernel.made} - {*kernel.closed} == {*links}
-    probes.set_pulse([])
-    assert {*kernel.made} == {*kernel.closed}
+    assert {*kernel.made} == {*kernel.closed} != set(), "it is no longer probed"
+    assert list(probes._pulse_links.values()) == [[]]
 
 
 def test_a_file_that_comes_after_the_end_keeps_no_probes(kernel: Kernel) -> None:
