@@ -10,6 +10,7 @@ It writes a byte once it has begun, reads its request, a line of JSON (``load.Re
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -40,7 +41,9 @@ def _answer(request: Request, sock: socket.socket) -> dict[str, Any]:
     except Refused as reason:
         return {"refused": str(reason)}
     except OSError as reason:
-        return {"error": [reason.errno or 0, str(reason.strerror or reason)]}
+        # One that was raised without a number would come out as no ProcessLookupError.
+        number = reason.errno or (errno.ESRCH if isinstance(reason, ProcessLookupError) else 0)
+        return {"error": [number, str(reason.strerror or reason)]}
 
 
 def _receive(sock: socket.socket) -> Request:

@@ -128,6 +128,8 @@ def _stop_and_load(request: Request, pidfd: int, memory: int, filler: _Filler, w
     longest_s = 0.0
     deadline = time.monotonic() + REST_TIMEOUT_S
     while True:
+        if not wanted():
+            raise interrupt.Refused("the trace ends")
         with _undisturbed(), interrupt.stop(request.pid, memory) as thread:
             if _ended(pidfd) or program_of(request.pid) != request.program:
                 raise interrupt.Refused("it has become another program meanwhile")
@@ -140,8 +142,6 @@ def _stop_and_load(request: Request, pidfd: int, memory: int, filler: _Filler, w
         if time.monotonic() > deadline:
             raise interrupt.Refused("its main thread was never found where loading a library is safe")
         time.sleep(random.uniform(*REST_INTERVALS_S))
-        if not wanted():
-            raise interrupt.Refused("the trace ends")
 
 
 def _ended(pidfd: int) -> bool:

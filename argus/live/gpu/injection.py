@@ -76,7 +76,12 @@ class Injector:
         process.failure = ""
         with self._lock:
             self._running.append(owner)
-        process.injection = Aside(lambda: self._inject(pid, owner), "argus-inject")
+        try:
+            process.injection = Aside(lambda: self._inject(pid, owner), "argus-inject")
+        except BaseException:  # no thread can be started
+            with self._lock:
+                self._running.remove(owner)
+            raise
 
     def _inject(self, pid: int, owner: Owner) -> str:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from argus.cupti import inject_apart
+from argus.cupti import inject_apart, inject_child, load
 from argus.cupti.inject_apart import Children
 from argus.live.gpu import injection
 from argus.live.gpu.injection import HELD_UP, Injector
@@ -130,3 +132,45 @@ def test_nothing_begins_once_the_trace_ends(under: Under) -> None:
     one = process(1, (1000, ""))
     assert not injector.poll(one, 10.0)
     assert one.injection is None
+
+
+def test_a_thread_that_cannot_be_started_takes_no_turn(under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    injector, owner = Injector(lambda _: None), (1000, "")
+    with monkeypatch.context() as patch:
+        patch.setattr(injection, "Aside", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            injector.poll(process(1, owner), 0.0)
+    settle(injector, [process(1, owner)], set())
+    assert under.begun == [1]
+
+
+def test_nobody_is_stopped_once_the_trace_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[int] = []
+    monkeypatch.setattr(load.interrupt, "stop", lambda pid, _: stopped.append(pid))
+    request: Any = SimpleNamespace(pid=1)
+    nothing: Any = None
+    with pytest.raises(load.interrupt.Refused, match="the trace ends"):
+        load._stop_and_load(request, 0, 0, nothing, lambda: False)
+    assert stopped == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "number"),
+    [
+        (ProcessLookupError("1 ended"), errno.ESRCH),
+        (OSError("?"), 0),
+        (PermissionError(errno.EPERM, "no"), errno.EPERM),
+    ],
+)
+def test_that_a_process_has_ended_is_told(failure: OSError, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> float:
+        raise failure
+
+    monkeypatch.setattr(inject_child, "load", fail)
+    ours, its = socket.socketpair()
+    with ours, its:
+        request: Any = None
+        assert inject_child._answer(request, its)["error"][0] == number
