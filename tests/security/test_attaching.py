@@ -3,6 +3,7 @@ probe, or that come without end."""
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import threading
@@ -18,7 +19,7 @@ import pytest
 
 from argus.capture import patience
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
-from argus.capture.kernel.links import LateError
+from argus.capture.kernel.links import PATIENCE_S, LateError
 from argus.capture.late_probes import MOST, MOST_OF_OWNER, LateProbes
 from argus.capture.patience import Patience
 from argus.capture.placement import Placement
@@ -930,3 +931,23 @@ def test_what_fails_beside_the_kernel_leaves_no_probes(kernel: Kernel) -> None:
     for closing in probes._closing:
         closing.wait(10)
     assert {*kernel.made} == {*kernel.closed} != set()
+
+
+def test_closings_that_hang_share_one_deadline(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    class Hung:
+        def wait(self, seconds: float) -> bool:
+            nonlocal now
+            now += seconds
+            return False
+
+    probes = probes_on([])
+    probes.detach = probes._end_follow_forks = lambda: None
+    probes.rings, probes._at_exit = dict, os.open("/", os.O_RDONLY)
+    probes._module.close = lambda: None
+    probes._closing = [Hung() for _ in range(40)]
+    probes.close()
+    assert now - 1000.0 <= PATIENCE_S
+    assert probes.closed
