@@ -9,7 +9,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
 from argus.capture.late_probes import LateProbes
@@ -20,7 +20,7 @@ from argus.live.cost.mapped_elsewhere import MappedElsewhere
 from argus.live.job import Member
 from argus.live.session import Session
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.losses import UNKNOWN, Owner
+from argus.model.losses import UNKNOWN, Owner, Whom
 
 KEPT_FILES = 64
 """Files that no traced process maps any more and whose probes stay: a job that starts again maps the same ones, and the
@@ -28,6 +28,9 @@ calls that it makes before it was noticed are recorded. Of others (a container's
 are as many as the trace lives long."""
 LATER_S = 0.2
 """A file whose owner has too much under way is tried again so soon."""
+MISSED_S = 1.0
+"""A process that ends has missed probes that it lacked for so long, or that waited for their turn: others come as soon
+as the kernel can put them there."""
 _Place = tuple[FileKey, int | None]
 """A file, in one process or in all."""
 _Uses = list[tuple[Library, Target]]
@@ -44,6 +47,10 @@ class _Missing:
     """Why the kernel refused them."""
     counted: set[int] = field(default_factory=set)
     """Processes for which that is counted."""
+    whom: dict[int, Whom] = field(default_factory=dict)
+    """Processes that lack them, and whom that concerns: it is not known any more once they have ended."""
+    waited: bool = False
+    """They had to wait for their turn."""
 
     def refused(self, why: ArgusError, now: float) -> None:
         self.why, self.again_at, self.wait_s = why, now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
@@ -134,6 +141,7 @@ class ProbedFiles:
         # Decided for all files before the first is probed: that takes long, and probes cost the job meanwhile.
         self._decide({key: uses[0] for key, uses in wanted.items() if key not in self._shared}, running)
         places = self._places(wanted)
+        self._count_missed({target.pid for target in users})
         self._missing = {place: missing for place, missing in self._missing.items() if place in places}
         for place in sorted(places, key=_turn_of(places)):
             self._attach_one(place, places[place], running)
@@ -234,6 +242,7 @@ class ProbedFiles:
         if owner is None or twin:
             self._missing[place] = missing
             missing.again_at = now + LATER_S
+            missing.waited |= owner is None
             return
         if not any(each.library.key == key for each in self.attached) and self._has_twin(key, uses):
             self._missing.pop(place, None)
@@ -284,21 +293,33 @@ class ProbedFiles:
         # What is probed at all may have changed meanwhile.
         self._late_probes.settle(self._session.probes, attachment)
 
+    def _count_missed(self, there: AbstractSet[int]) -> None:
+        """Counts probes that processes never had which have ended. ``there``: those that have not."""
+        now = time.monotonic()
+        for missing in self._missing.values():
+            ended = missing.whom.keys() - there
+            if (missing.waited or now - missing.since >= MISSED_S) and (missed := ended - missing.counted):
+                self._session.losses.count("attach_failed", *(missing.whom[pid] for pid in sorted(missed)))
+            for pid in ended:
+                del missing.whom[pid]
+
     def _count_missing(self, places: Mapping[_Place, _Uses]) -> None:
         """Counts files that the kernel refuses, or that have not had their probes for ``ATTACH_S``, as a loss of those
         who map them. Sets when to go on."""
         now = time.monotonic()
         self._due_at = math.inf
+        whom = lru_cache(None)(self._session.whom)
         for place, missing in self._missing.items():
             under_way = place in self._attaching.under_way
+            pids = {target.pid for _, target in places[place]}
+            missing.whom = {pid: whom(pid) for pid in pids}
             late = now - missing.since >= ATTACH_S
             if late and under_way and not missing.counted:
                 library = places[place][0][0]
                 self._session.note(f"{library.shown_path} cannot be probed yet: its file system does not answer")
             if late or missing.why is not None:
-                pids = {target.pid for _, target in places[place]}
                 if new := pids - missing.counted:
-                    self._session.losses.count("attach_failed", *map(self._session.whom, sorted(new)))
+                    self._session.losses.count("attach_failed", *map(whom, sorted(new)))
                 missing.counted = pids
             elif under_way:
                 self._due_at = min(self._due_at, missing.since + ATTACH_S)

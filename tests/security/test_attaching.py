@@ -3,6 +3,7 @@ probe, or that come without end."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
@@ -27,6 +28,7 @@ from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
 from argus.live import probed_files as module
 from argus.live.cost import attaching, mapped_elsewhere
+from argus.live.job import Job
 from argus.live.probed_files import ProbedFiles
 from argus.model.errors import ArgusError
 from argus.model.losses import Owner
@@ -297,6 +299,68 @@ def test_files_under_way_are_bounded_for_each_owner_and_in_all(clock: SimpleName
         assert sum(owners.values()) == attaching.MOST
         assert set(owners.values()) <= set(range(attaching.MOST_OF_OWNER + 1))
         assert len(owners) == 19, "owners take turns"
+    finally:
+        probes.held.set()
+
+
+def test_an_owner_has_one_file_at_a_time_probed_whatever_its_account_says(clock: SimpleNamespace) -> None:
+    """What it takes depends on others: who maps the file 20,000 times has the kernel walk all of that."""
+    probes = FakeProbes()
+    probes.holding = set(range(5))
+    files = probed_files(probes)
+    users = [a_target(1, HOSTILE, []), a_target(2, HONEST, range(5))]
+    files.attach(users[:1], {1, 2}, running=True)
+    files._attaching.spend(HONEST, 3600.0)
+    for turn in range(5):
+        probes.held.clear()
+        files.attach(users, {1, 2}, running=True)
+        (each,) = files._attaching.under_way.values()
+        probes.held.set()
+        each.making._thread.join(10)
+        assert len(probes.attached) == turn + 1
+        clock.now += module.LATER_S + 0.01
+        assert files.due()
+    files.attach(users, {1, 2}, running=True)
+    assert {each.library.key[1] for each in files.attached} == set(range(5))
+    assert not files._session.losses.totals
+
+
+def test_what_the_kernel_takes_beside_the_loop_is_nobody_s_to_pay(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = itertools.count(0, 100)
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(cpu)))
+    files = probed_files(FakeProbes())
+    users = [a_target(1, HOSTILE, []), a_target(2, HONEST, range(5))]
+    files.attach(users, {1, 2}, running=True)
+    assert len(files.attached) == 5
+    assert files._attaching.has_time(HONEST)
+
+
+@pytest.mark.parametrize(("after_s", "refused", "missed"), [(0.1, False, 0), (1.5, False, 1), (0.1, True, 1)])
+def test_probes_that_a_process_never_had_are_counted_when_it_ends(
+    after_s: float, refused: bool, missed: int, clock: SimpleNamespace
+) -> None:
+    """Those that had no turn, or not in time: each attempt of a job that starts again every few seconds."""
+    probes = FakeProbes()
+    probes.holding = set(range(10))
+    files = probed_files(probes)
+    job = Job("train", 1, owner=HONEST)
+    job_of: Any = files._session.roster
+    users = [a_target(1, HOSTILE, [100]), a_target(2, HONEST, [1])]
+    job_of.by_pid[2] = (job, None)
+    try:
+        if refused:
+            files._attaching.under_way |= {
+                ((str(n), 0, 0, 0), None): SimpleNamespace(owner=HONEST, making=Aside(probes.held.wait, "held"))
+                for n in range(attaching.MOST_OF_OWNER)
+            }  # type: ignore[arg-type]
+        files.attach(users, {1, 2}, running=True)
+        clock.now += after_s
+        del job_of.by_pid[2]
+        for _ in range(2):
+            files.attach(users[:1], {1}, running=True)
+            assert files._session.losses.of(job).get("attach_failed", 0) == missed
     finally:
         probes.held.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from argus.capture.attachment import Attachment
@@ -30,20 +30,7 @@ _Place = tuple[FileKey, int | None]
 @dataclass
 class _UnderWay:
     owner: Owner
-    work: Callable[[], Attachment]
-    cpu_s: float = 0.0
-    waited_s: float = 0.0
-    making: Aside[Attachment] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.making = Aside(self._make, "argus-attach")
-
-    def _make(self) -> Attachment:
-        begun_s = time.thread_time()
-        try:
-            return self.work()
-        finally:
-            self.cpu_s = time.thread_time() - begun_s
+    making: Aside[Attachment]
 
 
 class Attaching:
@@ -80,17 +67,16 @@ class Attaching:
         return any(key[2:] == stamp for key, _ in self.under_way)
 
     def may(self, owner: Owner) -> bool:
-        """Whether probes may be put on another file of an owner now."""
+        """Whether probes may be put on another file of an owner now: on one at a time whatever it has had, since what a
+        file takes depends on all who map it, and on more where the loop has time for them."""
         of_owner = sum(each.owner == owner for each in self.under_way.values())
-        return of_owner < MOST_OF_OWNER and len(self.under_way) < MOST and self.has_time(owner)
+        within = of_owner < MOST_OF_OWNER and len(self.under_way) < MOST
+        return within and (not of_owner or self.has_time(owner))
 
     def go(self, place: _Place, work: Callable[[], Attachment], owner: Owner) -> bool:
         """Begins to put probes on a file, and waits for a while. Whether that has ended: ``take`` has the result."""
-        each = self.under_way[place] = _UnderWay(owner, work)
-        begun = time.monotonic()
-        ended = self.wait(each.making, owner)
-        each.waited_s = time.monotonic() - begun
-        return ended
+        each = self.under_way[place] = _UnderWay(owner, Aside(work, "argus-attach"))
+        return self.wait(each.making, owner)
 
     def wait(self, work: Aside[Any], owner: Owner) -> bool:
         """Waits for something that is done for an owner, as long as this turn may. Whether it has ended."""
@@ -129,7 +115,4 @@ class Attaching:
             ArgusError: The kernel refuses.
             OSError: Its process has ended.
         """
-        each = self.under_way.pop(place)
-        if self._running:
-            self._turns.spend(each.owner, max(each.cpu_s - each.waited_s, 0.0))
-        return each.making.result()
+        return self.under_way.pop(place).making.result()
