@@ -296,11 +296,53 @@ def test_files_under_way_are_bounded_for_each_owner_and_in_all(clock: SimpleName
     try:
         files.attach(users, set(range(1, 20)), running=True)
         owners = Counter(each.owner for each in files._attaching.under_way.values())
-        assert sum(owners.values()) == attaching.MOST
+        assert sum(owners.values()) == attaching.MOST - 1, "who has one has as many as are left"
         assert set(owners.values()) <= set(range(attaching.MOST_OF_OWNER + 1))
         assert len(owners) == 19, "owners take turns"
+        users += [a_target(pid, (pid, ""), [100 * pid]) for pid in range(20, 40)]
+        files.attach(users, set(range(1, 40)), running=True)
+        owners = Counter(each.owner for each in files._attaching.under_way.values())
+        assert set(owners) == {(pid, "") for pid in range(1, 40)}, "each user has one"
+        users += [a_target(pid, (pid, ""), [100 * pid]) for pid in range(40, 90)]
+        files.attach(users, set(range(1, 90)), running=True)
+        assert len(files._attaching.under_way) == attaching.MOST_USERS
     finally:
         probes.held.set()
+
+
+def test_a_user_in_many_containers_leaves_files_under_way_for_others(clock: SimpleNamespace) -> None:
+    probes = FakeProbes()
+    probes.holding = set(range(5000))
+    files = probed_files(probes)
+    users = [a_target(pid, (65534, f"pid:[{pid}]"), range(100 * pid, 100 * pid + 50)) for pid in range(1, 20)]
+    try:
+        for _ in range(3):
+            files.attach(users, set(range(1, 20)), running=True)
+            clock.now += 1
+        assert len(files._attaching.under_way) == attaching.MOST // 2
+        files.attach([*users, a_target(50, HONEST, range(5000, 5003))], set(range(1, 51)), running=True)
+        assert {each.library.key[1] for each in files.attached} == {5000, 5001, 5002}
+    finally:
+        probes.held.set()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_may_have_another_file_probed_is_as_by_the_rule(seed: int) -> None:
+    draw = random.Random(seed)
+    going = attaching.Attaching()
+    going.begin([HONEST], running=True)
+    for number in range(120):
+        owner = draw.randrange(draw.choice([2, 80])), draw.choice(["", "a", "b", "c", "d", "e"])
+        there = [each.owner for each in going.under_way.values()]
+        of_user, free = sum(user == owner[0] for user, _ in there), attaching.MOST - len(there)
+        expected = there.count(owner) < attaching.MOST_OF_OWNER and (
+            of_user < free or (of_user == 0 and len(there) < attaching.MOST_USERS)
+        )
+        assert going.may(owner) is expected
+        if expected:
+            going.under_way[(str(number), 0, 0, 0), None] = SimpleNamespace(owner=owner)  # type: ignore[assignment]
+        elif there:
+            del going.under_way[draw.choice(list(going.under_way))]
 
 
 def test_an_owner_has_one_file_at_a_time_probed_whatever_its_account_says(clock: SimpleNamespace) -> None:

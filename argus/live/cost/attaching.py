@@ -23,7 +23,9 @@ TURN_S = 0.25
 OF_LOOP, SAVED_S = 0.1, 4.0
 """Share of the loop's time for probes on several owners' files, and what an owner has saved that had few."""
 MOST, MOST_OF_OWNER = 32, 4
-"""Files that probes are being put on at one time, in all and of one owner: each holds a thread, maybe for ever."""
+"""Files that probes are being put on at one time, in all and of one owner: each holds a thread, maybe for ever. A user
+has at most as many as are left for others, whatever containers it makes, and one in any case, up to ``MOST_USERS``."""
+MOST_USERS = 64
 _Place = tuple[FileKey, int | None]
 
 
@@ -70,8 +72,10 @@ class Attaching:
         """Whether probes may be put on another file of an owner now: on one at a time whatever it has had, since what a
         file takes depends on all who map it, and on more where the loop has time for them."""
         of_owner = sum(each.owner == owner for each in self.under_way.values())
-        within = of_owner < MOST_OF_OWNER and len(self.under_way) < MOST
-        return within and (not of_owner or self.has_time(owner))
+        of_user = sum(each.owner[0] == owner[0] for each in self.under_way.values())
+        if of_owner >= MOST_OF_OWNER or (of_owner and not self.has_time(owner)):
+            return False
+        return of_user < MOST - len(self.under_way) or (not of_user and len(self.under_way) < MOST_USERS)
 
     def go(self, place: _Place, work: Callable[[], Attachment], owner: Owner) -> bool:
         """Begins to put probes on a file, and waits for a while. Whether that has ended: ``take`` has the result."""
