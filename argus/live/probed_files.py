@@ -20,7 +20,7 @@ from argus.live.cost.mapped_elsewhere import MappedElsewhere
 from argus.live.job import Member
 from argus.live.session import Session
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.losses import UNKNOWN, Owner, Whom
+from argus.model.losses import Owner, Whom
 
 KEPT_FILES = 64
 """Files that no traced process maps any more and whose probes stay: a job that starts again maps the same ones, and the
@@ -98,7 +98,6 @@ class ProbedFiles:
         self._late_probes = LateProbes()
         self._pids: AbstractSet[int] = frozenset()
         self._elsewhere = MappedElsewhere(lambda pid: pid in self._pids or pid in family)
-        self._looked_for = UNKNOWN
         self._missing: dict[_Place, _Missing] = {}
         """Files that processes map and that have no probes."""
         self._due_at = math.inf
@@ -139,7 +138,7 @@ class ProbedFiles:
                 wanted.setdefault(library.key, []).append((library, target))
         self._pids = pids
         # Decided for all files before the first is probed: that takes long, and probes cost the job meanwhile.
-        self._decide({key: uses[0] for key, uses in wanted.items() if key not in self._shared}, running)
+        self._decide({key: uses for key, uses in wanted.items() if key not in self._shared}, running)
         places = self._places(wanted)
         self._count_missed({target.pid for target in users})
         self._missing = {place: missing for place, missing in self._missing.items() if place in places}
@@ -153,34 +152,43 @@ class ProbedFiles:
                 raise refused[0][0]
         return self._changed
 
-    def _decide(self, fresh: Mapping[FileKey, tuple[Library, Target]], running: bool) -> None:
+    def _decide(self, fresh: Mapping[FileKey, _Uses], running: bool) -> None:
         """Decides how files are probed that were not mapped before: for each target apart if another process maps them,
-        or if there was no time to see. While others are looked at it stays open.
+        or if that was not seen in time. While others are looked at it stays open.
 
         Args:
-            fresh: The files, and a process that maps each.
+            fresh: The files, and processes that map each.
             running: The trace has begun: nobody waits until all processes were looked at.
         """
-        others, libraries = self._elsewhere, {key: library for key, (library, _) in fresh.items()}
-        if took_s := others.take():
-            self._attaching.spend(self._looked_for, took_s)
+        others, libraries = self._elsewhere, {key: uses[0][0] for key, uses in fresh.items()}
+        others.take()
         if self._session.options.children or not fresh:
             elsewhere: set[FileKey] = set()
         elif not running:
             elsewhere = others.now(libraries)
         else:
-            owners = dict.fromkeys(target.identity.owner for _, target in fresh.values())
-            owner = next((owner for owner in owners if self._attaching.has_time(owner)), None)
-            if not others.known and owner is not None and (looking := others.begin()) is not None:
-                # What is found is that owner's to pay for.
-                self._looked_for = owner
-                if not self._attaching.wait(looking, owner):
-                    return
-                self._attaching.spend(owner, others.take())
+            owners = dict.fromkeys(target.identity.owner for uses in fresh.values() for _, target in uses)
+            lone = not self._attaching.several
+            owner = next((owner for owner in owners if lone or others.may(owner[0])), None)
+            # It is nobody's to pay for: how long it takes is up to those who are looked at.
+            looking = others.begin(owner[0]) if not others.known and owner is not None else None
+            if looking is not None and owner is not None and self._attaching.wait(looking, owner):
+                others.take()
             if others.looking is not None:
+                self._put_off(fresh)
                 return
             elsewhere = others.among(libraries)
         self._shared.update({key: key not in elsewhere for key in fresh})
+
+    def _put_off(self, fresh: Mapping[FileKey, _Uses]) -> None:
+        """While all processes are looked at files lack their probes, for ``MISSED_S`` at most: then they have them in
+        each process apart."""
+        now = time.monotonic()
+        for key in fresh:
+            missing = self._missing.setdefault((key, None), _Missing(now))
+            missing.again_at = missing.since + MISSED_S
+            if now >= missing.again_at:
+                self._shared[key] = False
 
     def _places(self, wanted: Mapping[FileKey, _Uses]) -> dict[_Place, _Uses]:
         """Files that are mapped and have no probes, or in which processes they have none, and who maps them."""
@@ -190,7 +198,8 @@ class ProbedFiles:
         places: dict[_Place, _Uses] = {}
         for key, uses in wanted.items():
             if key not in self._shared:
-                continue  # not decided yet
+                places[key, None] = uses  # not decided yet
+                continue
             if self._shared[key]:
                 if key not in probed and key not in self._twins:
                     places[key, None] = uses
@@ -224,6 +233,8 @@ class ProbedFiles:
         if place in self._attaching.under_way or (missing is not None and missing.again_at > now):
             return
         key, pid = place
+        if key not in self._shared:
+            return
         by_owner: dict[Owner, Library] = {}
         for library, target in uses:
             # Of one that has ended the file can still be probed, and nobody would call it.

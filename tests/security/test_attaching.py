@@ -352,7 +352,7 @@ def test_an_owner_has_one_file_at_a_time_probed_whatever_its_account_says(clock:
     files = probed_files(probes)
     users = [a_target(1, HOSTILE, []), a_target(2, HONEST, range(5))]
     files.attach(users[:1], {1, 2}, running=True)
-    files._attaching.spend(HONEST, 3600.0)
+    files._attaching._turns.spend(HONEST, 3600.0)
     for turn in range(5):
         probes.held.clear()
         files.attach(users, {1, 2}, running=True)
@@ -646,7 +646,7 @@ def test_a_file_waits_for_a_look_and_not_the_loop(
     users = [a_target(1, HONEST, [1, 2, 3]), a_target(2, HONEST, [2])]
     files.attach(users, {1, 2}, running=True)
     assert sum(clock.waited) <= attaching.TURN_S
-    assert (files.attached, files._missing, files.due()) == ([], {}, False)
+    assert (files.attached, len(files._missing), files.due()) == ([], 3, False)
     settle(files)
     clock.now += 1
     assert files.due()
@@ -677,15 +677,52 @@ def test_a_file_is_probed_apart_where_nobody_was_looked_at(clock: SimpleNamespac
     assert len(node.read) == 2
 
 
-def test_a_look_is_for_the_owner_of_the_new_file_to_pay(clock: SimpleNamespace, node: Node) -> None:
+@pytest.mark.parametrize("owners", [(HOSTILE, HONEST), (HONEST, HOSTILE)])
+def test_a_look_is_nobody_s_to_pay(owners: tuple[Owner, Owner], clock: SimpleNamespace, node: Node) -> None:
+    """How long it takes is up to who has many mappings, and need not be traced."""
     files = without_children(FakeProbes())
     node.mapped = {9: set()}
-    node.take_s = attaching.SAVED_S + 1
-    users = [a_target(1, HOSTILE, [1]), a_target(2, HONEST, [])]
+    node.take_s = 20.0
+    users = [a_target(1, owners[0], [1]), a_target(2, owners[1], [])]
     files.attach(users, {1, 2}, running=True)
     settle(files)
     files.attach(users, {1, 2}, running=True)
-    assert [files._attaching.has_time(owner) for owner in (HOSTILE, HONEST)] == [False, True]
+    assert all(map(files._attaching.has_time, owners))
+    assert [each.pid for each in files.attached] == [None]
+
+
+def test_a_file_waits_a_second_for_a_look_and_is_probed_apart(clock: SimpleNamespace, node: Node) -> None:
+    files = without_children(FakeProbes())
+    node.mapped = {9: set()}
+    clock.slow_s = 60.0
+    users = [a_target(1, HOSTILE, [1]), a_target(2, HONEST, [])]
+    files.attach(users, {1, 2}, running=True)
+    settle(files)
+    clock.slow_s = 0.0
+    looking: Any = files._elsewhere.looking
+    looking.wait = lambda _: False
+    users[1].libraries = a_target(2, HONEST, [5]).libraries
+    files.attach(users, {1, 2}, running=True)
+    assert {place[0][1] for place in files._missing} == {1, 5}
+    clock.now += module.MISSED_S
+    assert files.due()
+    files.attach(users, {1, 2}, running=True)
+    assert {(each.library.key[1], each.pid) for each in files.attached} == {(1, 1), (5, 2)}
+
+
+def test_one_user_s_files_cause_a_few_looks_a_minute(clock: SimpleNamespace, node: Node) -> None:
+    files = without_children(FakeProbes())
+    node.mapped = {9: set()}
+    hostile = a_target(1, HOSTILE, [])
+    for number in range(100, 109):
+        hostile.libraries = a_target(1, HOSTILE, [number]).libraries
+        files.attach([hostile, a_target(2, HONEST, [])], {1, 2}, running=True)
+        settle(files)
+        clock.now += mapped_elsewhere.BELIEVED_S + 0.5
+    assert len(node.read) == mapped_elsewhere.MOST_OF_USER
+    files.attach([hostile, a_target(2, HONEST, [7])], {1, 2}, running=True)
+    settle(files)
+    assert len(node.read) == mapped_elsewhere.MOST_OF_USER + 1, "another user's file"
 
 
 def test_what_others_map_is_remembered_within_a_bound(clock: SimpleNamespace, node: Node) -> None:

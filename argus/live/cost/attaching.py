@@ -99,9 +99,10 @@ class Attaching:
         """Whether an owner has not had its part of the time."""
         return self._turns.may(owner)
 
-    def spend(self, owner: Owner, seconds: float) -> None:
-        """So much time was spent for an owner, beside the loop."""
-        self._turns.spend(owner, seconds)
+    @property
+    def several(self) -> bool:
+        """Whether processes of several owners map files."""
+        return self._several
 
     def _patience_s(self, owner: Owner) -> float:
         if self._running:

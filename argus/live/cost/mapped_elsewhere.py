@@ -14,6 +14,8 @@ BELIEVED_S = 5.0
 REST = 50
 """After that nobody is looked at for so many times as long as it took: each process's list of mappings is read, some ms
 of a large one, of the time that its owner has for being read."""
+MOST_OF_USER, MINUTE_S = 4, 60.0
+"""Of looks in a minute, those that one user's files may cause where there are several owners: others wait for them."""
 MOST_FILES = 65_536
 """Files that are remembered. Others count as mapped."""
 _File = tuple[str, int]
@@ -33,6 +35,8 @@ class MappedElsewhere:
         self._found: set[_File] = set()
         self._found_at = -math.inf
         self._again_at = -math.inf
+        self._looks: list[tuple[float, int]] = []
+        """Of the last minute: when, and of whose file."""
 
     def now(self, libraries: Mapping[FileKey, Library]) -> set[FileKey]:
         """Which of these files such a process maps, seen at once."""
@@ -45,21 +49,27 @@ class MappedElsewhere:
                 break
         return mapped
 
-    def begin(self) -> Aside[tuple[set[_File], float]] | None:
-        """Has all processes looked at. None: they are not, since that was done not long ago."""
+    def may(self, user: int) -> bool:
+        """Whether a user's files may have all processes looked at once more."""
+        now = time.monotonic()
+        self._looks = [(at, of) for at, of in self._looks if now - at < MINUTE_S]
+        return sum(of == user for _, of in self._looks) < MOST_OF_USER
+
+    def begin(self, user: int = -1) -> Aside[tuple[set[_File], float]] | None:
+        """Has all processes looked at, for a user's file. None: they are not, since that was done not long ago."""
         if self.looking is None and time.monotonic() >= self._again_at:
             self.looking = Aside(self._look, "argus-mappings")
+            self._looks.append((time.monotonic(), user))
         return self.looking
 
-    def take(self) -> float:
-        """Takes over what a look has found that has ended. Returns how long that look took, s."""
+    def take(self) -> None:
+        """Takes over what a look has found that has ended."""
         if self.looking is None or not self.looking.wait(0):
-            return 0.0
+            return
         looked, self.looking = self.looking, None
         self._found, took_s = looked.result()
         self._found_at = time.monotonic()
         self._again_at = self._found_at + max(BELIEVED_S, REST * took_s)
-        return took_s
 
     @property
     def known(self) -> bool:
