@@ -298,9 +298,11 @@ class ProbedFiles:
             missing.refused(why, time.monotonic())
             return
         self._missing.pop(place, None)
+        # It may have been released meanwhile, and been decided anew: both at once would record every call twice.
+        if self._shared.setdefault(key, pid is None) is not (pid is None):
+            self._session.probes.release([attachment])
+            return
         self.attached.append(attachment)
-        if pid is None:
-            self._shared.setdefault(key, True)  # it was released meanwhile
         # What is probed at all may have changed meanwhile.
         self._late_probes.settle(self._session.probes, attachment)
 

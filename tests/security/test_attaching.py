@@ -725,6 +725,28 @@ def test_one_user_s_files_cause_a_few_looks_a_minute(clock: SimpleNamespace, nod
     assert len(node.read) == mapped_elsewhere.MOST_OF_USER + 1, "another user's file"
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_file_is_not_probed_for_all_and_apart(apart: bool, clock: SimpleNamespace) -> None:
+    """It was released while its probes were under way, and is decided anew."""
+    probes: Any = FakeProbes()
+    probes.holding, released = {1}, []
+    probes.release = released.extend
+    files = probed_files(probes)
+    key = ("08:01", 1, 1, 1)
+    files._shared = {key: not apart}
+    users = [a_target(1, HONEST, [1])]
+    files.attach(users, {1}, running=True)
+    (each,) = files._attaching.under_way.values()
+    files._shared[key] = apart
+    probes.held.set()
+    each.making._thread.join(10)
+    files.attach(users, {1}, running=True)
+    clock.now += 1
+    files.attach(users, {1}, running=True)
+    assert [attachment.pid for attachment in released] == [1 if apart else None]
+    assert [attachment.pid for attachment in files.attached] == [None if apart else 1]
+
+
 def test_what_others_map_is_remembered_within_a_bound(clock: SimpleNamespace, node: Node) -> None:
     elsewhere = mapped_elsewhere.MappedElsewhere(lambda pid: False)
     node.mapped = {pid: set(range(1000 * pid, 1000 * pid + 1000)) for pid in range(1, 100)}
