@@ -235,11 +235,11 @@ class ProbedFiles:
         key, pid = place
         if key not in self._shared:
             return
-        by_owner: dict[Owner, Library] = {}
+        by_owner: dict[Owner, tuple[Library, Target]] = {}
         for library, target in uses:
             # Of one that has ended the file can still be probed, and nobody would call it.
             if target.identity.owner not in by_owner and target.alive():
-                by_owner[target.identity.owner] = library
+                by_owner[target.identity.owner] = library, target
         if not by_owner:
             ended = [target.pid for _, target in uses if target.pid in self.named]
             if not running and ended:
@@ -263,35 +263,34 @@ class ProbedFiles:
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()
         timed = any(self._timed(target.pid) for _, target in uses)
-        probes, library = self._session.probes, by_owner[owner]
+        probes, use = self._session.probes, by_owner[owner]
         # For whom the file may be read: it, then one of each owner.
         readers = {id(each): each for each in (library, *by_owner.values(), *(each for each, _ in uses))}
         others = list(readers.values())[1:]
         # In a thread of its own: the kernel reads the file's pages, which may never come.
-        work = partial(probes.attach, library, pid, without=without, timed=timed, owner=owner, others=others)
-        if self._attaching.go(place, work, owner):
-            self._adopt(place, uses)
+        work = partial(probes.attach, use[0], pid, without=without, timed=timed, owner=owner, others=others)
+        if self._attaching.go(place, work, use):
+            self._adopt(place)
 
     def _adopt_attached(self) -> None:
         """Takes over probes on files that came meanwhile."""
         for place in self._attaching.ended():
-            self._adopt(place, [])
+            self._adopt(place)
 
-    def _adopt(self, place: _Place, uses: _Uses) -> None:
-        """Takes over what has become of probes on a file. ``uses``: whom it concerns, if that is known."""
+    def _adopt(self, place: _Place) -> None:
+        """Takes over what has become of probes on a file."""
         key, pid = place
+        use = self._attaching.under_way[place].use
         self._changed = True
         try:
             attachment = self._attaching.take(place)
         except Exception as failure:  # what fails for a file costs that file
             if (missing := self._missing.get(place)) is None:
                 return
-            if uses and not any(target.alive() for _, target in uses):
+            if use is not None and not use[1].alive():  # by which it was opened; others may map it
                 missing.again_at = time.monotonic() + LATER_S
                 return
-            what = (
-                f"{uses[0][0].shown_path if uses else 'a file'} cannot be probed ({type(failure).__name__}: {failure})"
-            )
+            what = f"{use[0].shown_path if use else 'a file'} cannot be probed ({type(failure).__name__}: {failure})"
             why = failure if isinstance(failure, ArgusError) else ArgusError(what[:300], "", EXIT_UNAVAILABLE)
             if missing.why is None:
                 self._session.note(why.message)

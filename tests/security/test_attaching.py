@@ -407,6 +407,20 @@ def test_probes_that_a_process_never_had_are_counted_when_it_ends(
         probes.held.set()
 
 
+def test_a_file_of_a_process_that_ended_meanwhile_is_not_refused(clock: SimpleNamespace) -> None:
+    probes = FakeProbes()
+    probes.holding = probes.refused = {1}
+    files = probed_files(probes)
+    users = [a_target(1, HOSTILE, []), a_target(2, HONEST, [1])]
+    files.attach(users, {1, 2}, running=True)
+    users[1].alive = lambda: False
+    (each,) = files._attaching.under_way.values()
+    probes.held.set()
+    each.making._thread.join(10)
+    files.attach(users, {1, 2}, running=True)
+    assert (dict(files._session.losses.totals), list(files._session.notes)) == ({}, [])
+
+
 def test_probes_that_come_late_are_those_that_are_wanted_by_then(clock: SimpleNamespace) -> None:
     probes = FakeProbes()
     probes.holding = {1}

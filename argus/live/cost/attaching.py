@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from argus.capture.attachment import Attachment
-from argus.capture.process.targets import FileKey
+from argus.capture.process.targets import FileKey, Library, Target
 from argus.live.cost.turns import Turns
 from argus.model.losses import UNKNOWN, Owner
 from argus.system.aside import Aside
@@ -33,6 +33,8 @@ _Place = tuple[FileKey, int | None]
 class _UnderWay:
     owner: Owner
     making: Aside[Attachment]
+    use: tuple[Library, Target] | None = None
+    """The file, and the process by which it is opened."""
 
 
 class Attaching:
@@ -77,9 +79,16 @@ class Attaching:
             return False
         return of_user < MOST - len(self.under_way) or (not of_user and len(self.under_way) < MOST_USERS)
 
-    def go(self, place: _Place, work: Callable[[], Attachment], owner: Owner) -> bool:
-        """Begins to put probes on a file, and waits for a while. Whether that has ended: ``take`` has the result."""
-        each = self.under_way[place] = _UnderWay(owner, Aside(work, "argus-attach"))
+    def go(self, place: _Place, work: Callable[[], Attachment], use: tuple[Library, Target]) -> bool:
+        """Begins to put probes on a file, and waits for a while. Whether that has ended: ``take`` has the result.
+
+        Args:
+            place: The file, and the process if it is not for all.
+            work: Puts them there.
+            use: The file, and the process by which it is opened: its owner's time is spent.
+        """
+        owner = use[1].identity.owner
+        each = self.under_way[place] = _UnderWay(owner, Aside(work, "argus-attach"), use)
         return self.wait(each.making, owner)
 
     def wait(self, work: Aside[Any], owner: Owner) -> bool:
