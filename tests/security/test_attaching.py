@@ -522,6 +522,20 @@ def test_an_overlay_s_file_is_not_probed_while_it_may_be_another_s(clock: Simple
     assert files._twins == {("08:01", 2, 1, 1): ("08:01", 1, 1, 1)}
 
 
+def test_an_overlay_s_file_does_not_wait_for_one_of_no_overlay(clock: SimpleNamespace) -> None:
+    """Size and time of change are as its owner likes."""
+    probes: Any = FakeProbes()
+    probes.holding, probes.stands_in = {1}, lambda *_: False
+    files = probed_files(probes)
+    users = [a_target(1, HOSTILE, [1]), a_target(2, HONEST, [2])]
+    users[1].libraries[0].file.on_overlay, users[1].libraries[0].stamp = True, (1, 1)
+    try:
+        files.attach(users, {1, 2}, running=True)
+        assert probes.attached == [(1, None), (2, None)]
+    finally:
+        probes.held.set()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_same_files_are_probed_as_one_after_the_other(
     seed: int, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch

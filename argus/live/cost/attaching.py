@@ -67,8 +67,9 @@ class Attaching:
         self._running = running
 
     def is_at(self, stamp: tuple[int, int]) -> bool:
-        """Whether probes are being put on a file of this size and time of change."""
-        return any(key[2:] == stamp for key, _ in self.under_way)
+        """Whether probes are being put on an overlay's file of this size and time of change."""
+        alike = [each.use for (key, _), each in self.under_way.items() if key[2:] == stamp]
+        return any(use is not None and use[0].file.on_overlay for use in alike)
 
     def may(self, owner: Owner) -> bool:
         """Whether probes may be put on another file of an owner now: on one at a time whatever it has had, since what a
