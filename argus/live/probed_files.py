@@ -265,8 +265,8 @@ class ProbedFiles:
         timed = any(self._timed(target.pid) for _, target in uses)
         probes, use = self._session.probes, by_owner[owner]
         # For whom the file may be read: it, then one of each owner.
-        readers = {id(each): each for each in (library, *by_owner.values(), *(each for each, _ in uses))}
-        others = list(readers.values())[1:]
+        mapped = (use[0], *(each for each, _ in by_owner.values()), *(each for each, _ in uses))
+        others = list({id(each): each for each in mapped}.values())[1:]
         # In a thread of its own: the kernel reads the file's pages, which may never come.
         work = partial(probes.attach, use[0], pid, without=without, timed=timed, owner=owner, others=others)
         if self._attaching.go(place, work, use):
