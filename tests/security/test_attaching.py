@@ -409,7 +409,7 @@ def test_probes_that_a_process_never_had_are_counted_when_it_ends(
 
 def test_a_file_of_a_process_that_ended_meanwhile_is_not_refused(clock: SimpleNamespace) -> None:
     probes = FakeProbes()
-    probes.holding = probes.refused = {1}
+    probes.holding = probes.refuses = {1}
     files = probed_files(probes)
     users = [a_target(1, HOSTILE, []), a_target(2, HONEST, [1])]
     files.attach(users, {1, 2}, running=True)
