@@ -15,7 +15,7 @@ from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
 from argus.capture.late_probes import LateProbes
 from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
-from argus.live.cost.attaching import ATTACH_S, Attaching
+from argus.live.cost.attaching import ATTACH_S, OF_LOOP, Attaching
 from argus.live.cost.mapped_elsewhere import MappedElsewhere
 from argus.live.job import Member
 from argus.live.session import Session
@@ -102,6 +102,8 @@ class ProbedFiles:
         """Files that processes map and that have no probes."""
         self._due_at = math.inf
         self._changed = False
+        self._refused: set[Owner] = set()
+        """Owners of whom no more files may be under way in this look."""
 
     def probes(self, key: FileKey) -> bool:
         """Whether a file is probed once for all processes."""
@@ -130,7 +132,9 @@ class ProbedFiles:
         """
         owners = [target.identity.owner for target in users]
         self._attaching.begin(owners, running=running)
+        begun_s = time.thread_time()
         self._changed = False
+        self._refused.clear()
         self._adopt_attached()
         wanted: dict[FileKey, list[tuple[Library, Target]]] = {}
         for target in users:
@@ -145,6 +149,8 @@ class ProbedFiles:
         for place in sorted(places, key=_turn_of(places)):
             self._attach_one(place, places[place], running)
         self._count_missing(places)
+        # Who has very many files that lack probes does not have them gone through all the time.
+        self._due_at = max(self._due_at, time.monotonic() + (time.thread_time() - begun_s) / OF_LOOP)
         if not running and self._missing and not self.attached and not self._attaching.under_way:
             refused = [(each.why, places[place]) for place, each in self._missing.items() if each.why is not None]
             concerned = {target.pid for _, uses in refused for _, target in uses}
@@ -235,6 +241,10 @@ class ProbedFiles:
         key, pid = place
         if key not in self._shared:
             return
+        missing = missing or _Missing(now)
+        if self._refused.issuperset(target.identity.owner for _, target in uses):
+            self._wait(place, missing, now)
+            return
         by_owner: dict[Owner, tuple[Library, Target]] = {}
         for library, target in uses:
             # Of one that has ended the file can still be probed, and nobody would call it.
@@ -246,14 +256,12 @@ class ProbedFiles:
                 which = ", ".join(map(str, ended))
                 raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
             return
-        missing = missing or _Missing(now)
         owner = next((owner for owner in by_owner if self._attaching.may(owner)), None)
+        self._refused |= by_owner.keys() if owner is None else set()
         # By another name it may be a file that is probed right now: it shows once that is done.
         twin = uses[0][0].file.on_overlay and self._attaching.is_at(key[2:]) and now - missing.since < ATTACH_S
         if owner is None or twin:
-            self._missing[place] = missing
-            missing.again_at = now + LATER_S
-            missing.waited |= owner is None
+            self._wait(place, missing, now, turn=owner is None)
             return
         if not any(each.library.key == key for each in self.attached) and self._has_twin(key, uses):
             self._missing.pop(place, None)
@@ -271,6 +279,12 @@ class ProbedFiles:
         work = partial(probes.attach, use[0], pid, without=without, timed=timed, owner=owner, others=others)
         if self._attaching.go(place, work, use):
             self._adopt(place)
+
+    def _wait(self, place: _Place, missing: _Missing, now: float, *, turn: bool = True) -> None:
+        """A file has its turn later. ``turn``: since its owners have had theirs."""
+        self._missing[place] = missing
+        missing.again_at = now + LATER_S
+        missing.waited |= turn
 
     def _adopt_attached(self) -> None:
         """Takes over probes on files that came meanwhile."""

@@ -407,6 +407,32 @@ def test_probes_that_a_process_never_had_are_counted_when_it_ends(
         probes.held.set()
 
 
+def test_files_that_wait_for_a_turn_are_not_looked_at_one_by_one(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may map thousands of them. The longer a look takes, the later the next one comes."""
+    probes = FakeProbes()
+    probes.holding = set(range(2000))
+    files = probed_files(probes)
+    hostile, honest = a_target(1, HOSTILE, range(2000)), a_target(2, HONEST, [5000])
+    polled: list[int] = []
+    hostile.alive = lambda: polled.append(1) is None
+    cpu_s = iter(number * 3.0 for number in range(100))
+    monkeypatch.setattr(time, "thread_time", lambda: next(cpu_s))
+    try:
+        for _ in range(3):
+            polled.clear()
+            files.attach([hostile, honest], {1, 2}, running=True)
+            assert len(polled) <= 3 * attaching.MOST_OF_OWNER
+            clock.now += 20.0
+            assert not files.due()
+            clock.now += 15.0
+            assert files.due()
+        assert probes.attached.count((5000, None)) == 1, "the other's file has its probes"
+    finally:
+        probes.held.set()
+
+
 def test_a_file_of_a_process_that_ended_meanwhile_is_not_refused(clock: SimpleNamespace) -> None:
     probes = FakeProbes()
     probes.holding = probes.refuses = {1}
