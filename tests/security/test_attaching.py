@@ -879,7 +879,7 @@ def join(late: LateProbes) -> None:
 
 @pytest.fixture(autouse=True)
 def closings_have_ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Before what stands for the kernel goes: links here are numbers, which real closings would take for descriptors."""
+    """Before the fake kernel goes: links here are numbers, which real closings would take for descriptors."""
     yield
     for thread in threading.enumerate():
         if thread.name in ("argus-unlink", "held"):
