@@ -250,7 +250,7 @@ def test_ranks_join_their_job_also_once_the_name_is_free() -> None:
 def test_jobs_are_distinguished_as_by_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the names of other users' jobs differ, and of one user's none does."""
 
-    def numbered(wanted: str, uid: int, current: object) -> Iterator[str]:
+    def numbered(wanted: str, *_: object) -> Iterator[str]:
         return (wanted if number == 1 else f"{wanted}#{number}" for number in itertools.count(1))
 
     random = Random(11)
