@@ -186,7 +186,7 @@ def make_tracer(options: argparse.Namespace, layers: set[str]) -> Any:
         children=options.children,
         cupti="auto" if gpu_times else "off",
         cupti_options=CuptiOptions(api="api" in layers),
-        max_overhead=KEEP_ALL if options.whole else DEFAULT_BUDGET,
+        max_overhead=KEEP_ALL if options.whole else options.max_overhead / 100,
     )
     # Compiling takes seconds, and is no part of what a target feels: it is done before ``start``.
     global _made
@@ -248,6 +248,7 @@ def main() -> int:
     parser.add_argument("--children", action="store_true")
     parser.add_argument("--tap", type=Path)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--max-overhead", type=float, default=100 * DEFAULT_BUDGET, metavar="PERCENT")
     parser.add_argument("--whole", action="store_true", help="keep every probe, whatever it costs: calls are counted")
     options = parser.parse_args()
     while (code := one(options)) == 0 and options.again:
@@ -312,7 +313,7 @@ def one(options: argparse.Namespace) -> int:
         lost=lost,
         states=before,
         states_after=states(tracer, known),
-        cupti_versions=[c._layouts.version for c in known if c._layouts is not None],
+        cupti_versions=[c.buffers.layouts.version for c in known if c.buffers.layouts is not None],
         seen={
             str(m.rank): {"launches": m.launches, "collectives": m.collectives, "steps": m.steps}
             for job in getattr(tracer, "jobs", [])

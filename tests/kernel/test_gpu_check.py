@@ -97,7 +97,7 @@ def test_parts_on_the_fake_gpu(tmp_path: Path, fakegpu: Path) -> None:
         "scripts.gpu_check.check",
         "--fake",
         "--only",
-        "machine,bpf,callers,health",
+        "machine,bpf,kernels,profiler,callers,fixtures,ranks,health,volume",
         "--out",
         str(tmp_path),
     ]

@@ -165,7 +165,11 @@ def _argus_run(ctx: Context) -> None:
     )
 
 
-_RUN = "import sys; from argus.cli.main import main; sys.exit(main(sys.argv[1:]))"
+# Without an installation argus.cli is the tree's cli/.
+_RUN = (
+    f"import sys, argus; argus.__path__.append({str(ROOT)!r}); from argus.cli.main import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
 
 
 def _python_path() -> str:
