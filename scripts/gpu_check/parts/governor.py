@@ -12,7 +12,7 @@ from scripts.gpu_check.common import Child, Context, Session, training
 from scripts.gpu_check.parts.overhead import SETTLE_S, Measured, chosen
 
 PERCENT = 0.5
-BASE_S, GOVERNED_S, FIRST_S = 8.0, 40.0, 15.0
+BASE_S, GOVERNED_S, FIRST_S = 8.0, 40.0, 12.0
 """Without Argus; two periods of the GPU's duty cycle; and until the governor has given up what it will."""
 WINDOW_S = 2.0
 FAKE = 8

@@ -116,7 +116,7 @@ class Variant:
         """Sessions that are kept for all rounds."""
         for name, layers in LAYERS.items():
             words = f"{self.label.replace(', ', '-')}-{name}".replace(" ", "")
-            self.sessions[name] = Session(ctx, [self.armed.pid], layers, words, again="")
+            self.sessions[name] = Session(ctx, [self.armed.pid], layers, words, again="", whole="")
         for name in list(self.sessions):
             try:
                 self.sessions[name].prepared(60)
