@@ -69,6 +69,9 @@ class BudgetSide(Side):
         self._unreported: tuple[list[Change], int] | None = ([], 0)
         """Changes while the run had no number, and since when they hold; None: it has one."""
         self._files_probed = 0
+        self._gpu_ops = 0
+        self._gpu_ops_of: dict[Owner, int] = {}
+        """Operations of GPUs as far as their cost counts, of all, and of each owner that is there."""
 
     # ---- when
 
@@ -125,6 +128,10 @@ class BudgetSide(Side):
             samplers |= side.run_times()
             spent |= side.spent_by_owner()
         counted = {name: values.get(name, 0) for name in COUNTED}
+        of_gpus = dict(spent.get(Part.GPU, {}))
+        self._gpu_ops += sum(max(count - self._gpu_ops_of.get(owner, 0), 0) for owner, count in of_gpus.items())
+        self._gpu_ops_of = of_gpus
+        counted["gpu_ops"] = self._gpu_ops
         counted["cupti_api"] = self._session.options.cupti_options.api
         counted["waited_ns"] = self._calls.waited_ns
         owners = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -10,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.cupti import MINIMUM_SHARE
-from argus.cupti.collector import CuptiOptions
+from argus.cupti.collector import PERIOD_MS, CuptiOptions
 from argus.live.cost.governor import Rung
 from argus.model.losses import Owner
 
 CHANGE_NS = 2_000_000_000
 """After the share has changed: the helper reads it now and then, and what was launched before it did has no times."""
+PERIOD_NS = PERIOD_MS * 1_000_000
 QUARTER = 0.25
 """Share of the time, after the first rung."""
 
@@ -36,6 +38,11 @@ class DutyCycle:
         self._regimes: deque[tuple[int, CuptiOptions]] = deque([(0, options)], maxlen=16)
         """Since when, CLOCK_MONOTONIC, it was collected how."""
         self._reduced: set[Rung] = set()
+        self._recorded: deque[tuple[int, int]] = deque(maxlen=256)
+        """Operations until when, CLOCK_MONOTONIC, of the last period or since the share changed."""
+        self._rate = math.nan
+        """Operations a nanosecond, in the middle of a period; NaN: not known."""
+        self._evened = 0
 
     @property
     def share(self) -> float:
@@ -64,8 +71,39 @@ class DutyCycle:
 
     def set_share(self, share: float, now_ns: int) -> None:
         """Records for this share of the time from now on, CLOCK_MONOTONIC."""
+        self._rate *= share / self.share
+        self._recorded = deque(list(self._recorded)[-1:], maxlen=256)
         self.options = replace(self.options, share=share)
         self._regimes.append((now_ns, self.options))
+
+    def evened(self, operations: int, now_ns: int) -> int:
+        """Operations that count until now, CLOCK_MONOTONIC, as if they were recorded evenly within each period. Else a
+        quarter of the time would cost four times as much in one window of the governor's, and nothing in three.
+
+        Args:
+            operations: That were recorded until now.
+        """
+        if self._recorded and operations < self._recorded[-1][1]:  # of processes that are gone
+            self._recorded.clear()
+            self._evened = operations
+        self._recorded.append((now_ns, operations))
+        before_ns = self._recorded[max(len(self._recorded) - 2, 0)][0]
+        while len(self._recorded) > 2 and now_ns - self._recorded[1][0] >= PERIOD_NS:
+            self._recorded.popleft()
+        since_ns, first = self._recorded[0]
+        if now_ns - since_ns >= PERIOD_NS:  # from a period ago on, which lies between two looks
+            next_ns, second = self._recorded[1]
+            first += round((second - first) * (now_ns - PERIOD_NS - since_ns) / (next_ns - since_ns))
+            self._rate = (operations - first) / PERIOD_NS
+        elif self.share == 1 and now_ns > since_ns:
+            self._rate = (operations - first) / (now_ns - since_ns)
+        if self.share == 1:
+            self._evened = operations
+        elif not math.isnan(self._rate):
+            due = min(round(self._rate * (now_ns - before_ns)), operations - self._evened)
+            most_held = round(2 * self._rate * PERIOD_NS)  # one period's, and as much again as the rate grows
+            self._evened += max(due, operations - self._evened - most_held)
+        return self._evened
 
     def records_whole(self, start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
         """As ``CuptiOptions.records_whole``, by how it was collected then. Where that changed nothing is whole."""

@@ -205,12 +205,13 @@ class GpuSide(Side):
         return self._duties.of(owner).reducible() if collects else set()
 
     def spent_by_owner(self) -> dict[Part, dict[Owner, int]]:
-        """Operations of each owner's GPUs: each costs as much."""
+        """Operations of each owner's GPUs, evenly over a period: each costs as much."""
         operations: Tally[Owner] = Tally()
         for process in self._processes:
             if process.program is not None:
                 operations[process.owner] += process.program.correlator.counters["gpu_ops"]
-        return {Part.GPU: operations}
+        now_ns = time.monotonic_ns()
+        return {Part.GPU: {owner: self._duties.of(owner).evened(count, now_ns) for owner, count in operations.items()}}
 
     def reduce(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         """Records for a quarter of the time, or for a tenth."""
