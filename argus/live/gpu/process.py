@@ -238,11 +238,19 @@ class GpuProcess:
         return self.job.finished or now > max(self.ended_at, self.job.over_since) + LAST_STEPS_S
 
     def drop_records(self) -> None:
-        """Keeps of a process that is over only what is reported of it."""
+        """Keeps of a process that is over, or failed, only what is reported of it."""
         self.last = self.state
         self.program = self.injection = None
-        self.usage, self.steps, self.flops = GpuUsage(MOST_OPS), GpuSteps(MOST_OPS), GpuFlops()
+        if self.over:
+            self.usage, self.steps, self.flops = _NONE
+            self.windows = deque([np.concatenate(self.windows)] if self.windows else [], 1)
+        else:
+            self.usage, self.steps, self.flops = GpuUsage(MOST_OPS), GpuSteps(MOST_OPS), GpuFlops()
         self.unanswered = self.unanswered[:0].copy()
+
+
+_NONE = GpuUsage(0), GpuSteps(0), GpuFlops()
+"""Of all processes that are over: nothing is fed to them any more, and they are many."""
 
 
 def key_of(target: Target) -> tuple[int, int]:

@@ -141,14 +141,15 @@ class GpuSide(Side):
 
     def _look(self, jobs: Iterable[Job], candidates: Iterable[Target], now: float) -> None:
         by_key = {process.key: process for process in self._processes if not process.over}
+        members = {id(process.member) for process in self._processes}  # jobs keep those that have ended for hours
         for job in jobs:
             for member in job.ranks():
                 process = by_key.get(key_of(member.target))
-                missing = process is None and not any(each.member is member for each in self._processes)
-                if missing and not self._stopping and member.state == "traced":
+                if process is None and id(member) not in members and not self._stopping and member.state == "traced":
                     process = self._add(GpuProcess(member.target, now))
                 if process is not None and process.member is None:
                     process.job, process.member = job, member
+                    members.add(id(member))
                     process.steps.phases.transfers = job.transfers
                     process.steps.phases.calls = job.calls.setdefault(member.rank, Calls())
         candidates = list(candidates) if self._mode == "auto" and not self._stopping else []

@@ -807,6 +807,85 @@ def test_what_is_over_holds_only_what_is_reported_of_it() -> None:
     assert [view.rank for view in session.side.views()] == [2]
 
 
+class Counted(list[Any]):
+    """A list that counts how often one of its items was looked at."""
+
+    looked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self.looked += 1
+            yield each
+
+
+def test_a_look_costs_each_process_once_however_many_ranks_have_ended() -> None:
+    """A job of which one process lives is not over, and keeps its others."""
+    session, number = Session(), 2000
+    members = [session.rank(rank, 1000 + rank) for rank in range(number)]
+    session.go()
+    for member, process in zip(members[1:], session.side._processes[1:], strict=True):
+        member.state, process.over = "exited", True
+        process.drop_records()
+    session.side._processes = counted = Counted(session.side._processes)
+    session.side.look_quickly(session.now)
+    assert len(counted) == number
+    assert counted.looked <= 3 * number
+
+
+def test_looks_find_the_processes_of_new_ranks_and_no_other() -> None:
+    """As if all were compared with all."""
+    for seed in range(20):
+        random, session = np.random.default_rng(seed), Session()
+        jobs = [session.job, *(Job(f"k{number}", 8) for number in range(3))]
+        session.side._session.roster.jobs[:] = jobs
+        found: list[tuple[Member, Job]] = []
+        for _ in range(30):
+            for _ in range(int(random.integers(0, 4))):
+                pid = int(random.integers(1, 40))  # of an earlier one, too
+                start = pid * 10 + int(random.integers(0, 2))
+                target: Any = SimpleNamespace(pid=pid, start_ticks=start, on_gpu=True, identity=Identity())
+                state = "traced" if random.random() < 0.8 else "exited"
+                source = "torchrun" if random.random() < 0.8 else "parent"
+                jobs[int(random.integers(0, 4))].members[pid] = Member(target, pid, source, state=state)
+            for process in session.side._processes:
+                if process.member is not None and random.random() < 0.2:
+                    process.over = True
+            living = {gpu_process.key_of(each.target) for each in session.side._processes if not each.over}
+            for job in jobs:
+                for member in job.ranks():
+                    new = gpu_process.key_of(member.target) not in living
+                    if new and member.state == "traced" and not any(member is each for each, _ in found):
+                        found.append((member, job))
+            session.side.look_quickly(session.now)
+            assert [(id(each.member), id(each.job)) for each in session.side._processes] == [
+                (id(member), id(job)) for member, job in found
+            ]
+
+
+def test_processes_that_are_over_share_what_is_empty() -> None:
+    session = Session()
+    members = [session.rank(rank, 11 + rank) for rank in range(3)]
+    session.go()
+    for collector in FakeCollector.made[:2]:
+        for at in range(1000, 1012):
+            collector.give(*second(at * S, at))
+            session.go(1.0)
+    before = session.side.views()
+    assert before[0].busy > 0
+    for member, collector in zip(members[:2], FakeCollector.made, strict=False):
+        member.state = "exited"
+        collector.end("the process ended")
+    session.job.finished = True
+    session.go()
+    first, second_one, third = session.side._processes
+    assert (first.over, second_one.over, third.over) == (True, True, False)
+    for name in ("usage", "steps", "flops"):
+        assert getattr(first, name) is getattr(second_one, name) is not getattr(third, name)
+    assert [len(first.windows), first.held] == [1, 0]
+    assert [view.rank for view in session.side.views()] == [0, 1, 2]
+    assert session.side.views()[0].busy > 0
+
+
 def test_what_an_owner_had_no_time_for_ends_with_its_job(
     made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
