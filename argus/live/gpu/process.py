@@ -94,6 +94,7 @@ class GpuProcess:
         job, member: Whose rank it is; None: of nobody yet.
         program: CUPTI in the program that it runs; None: the helper is not in it.
         usage, steps, flops: What becomes of its operations.
+        waiting: Of how many the kernels' times are not summed up yet (``KernelSide.waiting``).
         windows: Rows of ``gpu_usage`` of the last seconds, for the live view.
         injection: Puts the helper into it (``--cupti inject``).
         failure: Why its GPU times cannot be had; empty: they can.
@@ -119,6 +120,7 @@ class GpuProcess:
     usage: GpuUsage = field(default_factory=lambda: GpuUsage(MOST_OPS))
     steps: GpuSteps = field(default_factory=lambda: GpuSteps(MOST_OPS))
     flops: GpuFlops = field(default_factory=GpuFlops)
+    waiting: int = 0
     windows: deque[NDArray[np.void]] = field(default_factory=lambda: deque(maxlen=4 * RECENT_WINDOWS))
     injection: Aside[str] | None = None
     failure: str = ""
@@ -191,17 +193,18 @@ class GpuProcess:
 
     def _held(self) -> list[int]:
         """Operations, and bytes of what ``keep`` names after them."""
-        operations = max(self.usage.size, self.steps.size)
+        operations = max(self.usage.size, self.steps.size, self.waiting)
         others = [self.flops.nbytes, self.unanswered.nbytes]
         if self.program is not None:
             kept = self.program.correlator.kept
             others += [self.program.nbytes, *(size * number for size, number in zip(KEPT_BYTES, kept, strict=True))]
         return [operations, *others]
 
-    def keep(self, most: int) -> None:
+    def keep(self, most: int) -> int:
         """Keeps no more than so many operations for windows and for steps, and of all else that counts as such: where
         one of these takes little it is all kept, and the others share the rest. Calls that came long ago have what is
-        left then: their operations have come."""
+        left then: their operations have come. Returns for how many operations there is room: so many may wait to be
+        summed up."""
         operations, *others = self._held()
         if self.program is not None:
             others[_CALLS - 1] = KEPT_BYTES[1] * self.program.correlator.young_calls
@@ -221,6 +224,7 @@ class GpuProcess:
             batches, *correlated = of_program
             waiting, calls, probed = (room // size for room, size in zip(correlated, KEPT_BYTES, strict=True))
             self._over_share += self.program.keep(batches) + self.program.correlator.keep(waiting, calls, probed)
+        return room
 
     def take_over_share(self) -> int:
         """Operations, and records about them, that were dropped since the last call, as there was no room for them."""
@@ -243,6 +247,7 @@ class GpuProcess:
         self.program = self.injection = None
         if self.over:
             self.usage, self.steps, self.flops = _NONE
+            self.waiting = 0
             self.windows = deque([np.concatenate(self.windows)] if self.windows else [], 1)
         else:
             self.usage, self.steps, self.flops = GpuUsage(MOST_OPS), GpuSteps(MOST_OPS), GpuFlops()

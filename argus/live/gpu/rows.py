@@ -131,7 +131,10 @@ class GpuRows:
 
     def keep(self, process: GpuProcess, most: int) -> None:
         """Keeps no more than so many operations of a process, as ``GpuProcess.keep``, since others need the room."""
-        process.keep(most)
+        room = process.keep(most)
+        if process.job is not None:
+            self._kernel_side.keep(process.job, process.target.pid, room)
+            process.waiting = self._kernel_side.waiting(process.job, process.target.pid)
         self._count_over_share(process)
 
     def leave_out(self, process: GpuProcess) -> None:
@@ -204,6 +207,7 @@ class GpuRows:
         whole = duty.records_whole(begin, end - begin).tolist()
         whole_steps = list(itertools.compress(over, whole))
         self._kernel_side.settle(process.job, pid, whole_steps, final=final)
+        process.waiting = self._kernel_side.waiting(process.job, pid)
         process.flops.settle(whole_steps)
         rows, counted = process.flops.take(final=final)
         process.job.counted.add(counted)

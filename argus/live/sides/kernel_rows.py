@@ -20,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.compress.kernels import Compressor
+from argus.live.gpu.room import over_room
 from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.side import Counters, Side
-from argus.live.sides.recorder import FlightRecorder, called_ns
-from argus.semantics.gpu.kernel_steps import NO_STEP, KernelGroups, KernelSteps, describe
+from argus.live.sides.recorder import RECORDER_BYTES, FlightRecorder, called_ns
+from argus.model.losses import Owner
+from argus.semantics.gpu.kernel_steps import NO_STEP, KernelGroups, KernelSteps, StepOps, describe
 from argus.tables import gpu
 
 RATE_S = 10.0
@@ -47,6 +49,8 @@ ROW_S = 10.0
 """The longest that a row may be open for."""
 CALM_S = 60.0
 """How long after something happened every step still gets rows of its own: so long a window of a diagnosis is."""
+RECORDED = 8 * RECORDER_BYTES
+"""What all flight recorders may keep, 256 MiB: those of a node's eight ranks fill it. Who has more shares it."""
 OUTSIDE = 1 << 31
 """From here on numbers of steps stand for stretches outside every step: plus the second of the trace they began in."""
 _OF_JOB = ("kernel_groups", "kernel_templates")
@@ -81,6 +85,16 @@ class _Process:
     open_since: float = 0.0
     """When the oldest of its open rows was begun, ``time.monotonic()``; 0: none is open."""
     outside: int = OUTSIDE
+
+    @property
+    def held(self) -> int:
+        """Bytes in its flight recorder, as ``over_room`` asks."""
+        return self.recorder.nbytes
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is."""
+        return self.job.owner
 
 
 @dataclass
@@ -189,17 +203,7 @@ class KernelSide(Side):
             if compared and end_ns - begin_ns > SLOW * float(np.median(process.lengths)):
                 self.flag(job, begin_ns, end_ns, "slow step")
             process.lengths.append(end_ns - begin_ns)
-        for step, begin_ns, end_ns, ops in process.steps.settle(steps, final=final):
-            compressor = of_job.compressor
-            if step == NO_STEP:
-                second = OUTSIDE + max(begin_ns - self._begun_ns, 0) // 1_000_000_000
-                step = process.outside = max(process.outside + 1, second)
-                compressor = of_job.outside
-            compressor.feed(process.rank, step, begin_ns, end_ns, ops.group, ops.start, ops.duration)
-            if not of_job.compressor.holds(process.rank):
-                process.open_since = 0.0
-            elif not process.open_since:
-                process.open_since = time.monotonic()
+        self._sum_up(process, process.steps.settle(steps, final=final))
         if final:
             of_job.compressor.release(process.rank)
             for window in process.windows:
@@ -211,6 +215,32 @@ class KernelSide(Side):
             del self._processes[id(job), pid]
             if not any(process.job is job for process in self._processes.values()):
                 of_job.left_at = time.monotonic()
+
+    def waiting(self, job: Job, pid: int) -> int:
+        """Operations of a process that wait for their step. Arguments as for ``settle``."""
+        process = self._processes.get((id(job), pid))
+        return 0 if process is None else process.steps.size
+
+    def keep(self, job: Job, pid: int, most: int) -> None:
+        """Lets no more than so many operations of a process wait for their step: the oldest are summed up now, as of no
+        step, and so are the steps that they were of (``gpu_steps_cut``). Other arguments as for ``settle``."""
+        process = self._processes.get((id(job), pid))
+        if process is not None and process.steps.size > most:
+            self._sum_up(process, process.steps.settle([], most=most))
+
+    def _sum_up(self, process: _Process, settled: Iterable[StepOps]) -> None:
+        of_job = self._of_job(process.job)
+        for step, begin_ns, end_ns, ops in settled:
+            compressor = of_job.compressor
+            if step == NO_STEP:
+                second = OUTSIDE + max(begin_ns - self._begun_ns, 0) // 1_000_000_000
+                step = process.outside = max(process.outside + 1, second)
+                compressor = of_job.outside
+            compressor.feed(process.rank, step, begin_ns, end_ns, ops.group, ops.start, ops.duration)
+            if not of_job.compressor.holds(process.rank):
+                process.open_since = 0.0
+            elif not process.open_since:
+                process.open_since = time.monotonic()
 
     def work(self, now: float, *, final: bool = False) -> None:
         """Stores summaries that are ready, and finds out how much may be stored one by one."""
@@ -225,6 +255,8 @@ class KernelSide(Side):
             if process.open_since and now - process.open_since >= ROW_S:
                 self._of_job(process.job).compressor.release(process.rank)
                 process.open_since = 0.0
+        for process, most in over_room(self._processes.values(), RECORDED, RECORDED):
+            process.recorder.keep(most)
         for key, of_job in list(self._jobs.items()):
             if now - of_job.since >= RATE_S:
                 if of_job.since:

@@ -69,10 +69,23 @@ class FlightRecorder:
         self._parts.append(_Part(ops, called_ns, np.zeros(len(ops), bool) if stored is None else stored.copy()))
         self._bytes += ops.nbytes
         while self._bytes > self._max_bytes and len(self._parts) > 1:
-            oldest = self._parts.popleft()
-            self._bytes -= oldest.ops.nbytes
-            self.forgotten += int(np.sum(~oldest.stored))
-            self.gone_ns = max(self.gone_ns, int(oldest.ops["end_ns"].max()))
+            self._forget_oldest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the operations that are here."""
+        return self._bytes
+
+    def keep(self, most_bytes: int) -> None:
+        """Forgets the oldest where there is more than so much: the operations of one ``feed`` together."""
+        while self._bytes > most_bytes:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        oldest = self._parts.popleft()
+        self._bytes -= oldest.ops.nbytes
+        self.forgotten += int(np.sum(~oldest.stored))
+        self.gone_ns = max(self.gone_ns, int(oldest.ops["end_ns"].max()))
 
     def take_called(self, begin_ns: int, end_ns: int) -> NDArray[np.void]:
         """What the CPU asked for in this time: the operations of a step."""

@@ -162,12 +162,20 @@ class KernelSteps:
         self._count += len(ops)
         self._newest_ns = max(self._newest_ns, int(called_ns.max()))
 
-    def settle(self, steps: Iterable[tuple[int, int, int]], *, final: bool = False) -> list[StepOps]:
+    @property
+    def size(self) -> int:
+        """Operations that wait for their step."""
+        return self._count
+
+    def settle(
+        self, steps: Iterable[tuple[int, int, int]], *, final: bool = False, most: int | None = None
+    ) -> list[StepOps]:
         """The operations of steps that are over, and those of none that came before or between them.
 
         Args:
             steps: Begin and end in ns, and number, of each, in order of time: all of their operations are here.
             final: No more steps will come.
+            most: Operations that may wait. Where there are more, half as many stay: the newest. None: ``KEPT_OPS``.
 
         Returns:
             In order of time, the operations of each in the order in which they were asked for. What was outside every
@@ -180,8 +188,14 @@ class KernelSteps:
         done = whole
         if final:
             limit = self._newest_ns + 1
-        elif self._count > KEPT_OPS:
-            limit = max(limit, int(np.median(np.concatenate([part.called for part in self._parts]))))
+        elif self._count > (KEPT_OPS if most is None else most):
+            called = np.concatenate([part.called for part in self._parts])
+            if most is None:
+                until = max(int(np.median(called)), int(called.min()) + 1)  # all may have been called at one time
+            else:
+                last = len(called) - most // 2 - 1
+                until = int(np.partition(called, last)[last]) + 1
+            limit = max(limit, until)
             self._forced_ns = limit
         elif self._parts and min(int(part.called[0]) for part in self._parts) < self._newest_ns - KEPT_NS:
             limit = max(limit, self._newest_ns - KEPT_NS // 2)

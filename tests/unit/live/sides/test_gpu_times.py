@@ -1133,6 +1133,33 @@ def test_operations_of_an_owner_s_processes_are_bounded_in_all(
     assert session.side.counters()["gpu_ops_without_step"] == (0, False)
 
 
+def test_operations_that_wait_to_be_summed_up_take_room(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not get lost: without steps they are summed up sooner."""
+    monkeypatch.setattr(room, "OF_OWNER", 500)
+    session = Session()
+    for rank in range(4):
+        session.rank(rank, 77 + rank)
+    session.go()
+    kernels, waited = session.side._kernel_side, 0
+    for turn in range(30):
+        for each in made:
+            at = (1000 + turn) * S + np.arange(50) * MS
+            each.give(ops(50, start_ns=at, end_ns=at + US, name=1))
+        session.go(1.0)
+        waiting = [kernels.waiting(session.job, 77 + rank) for rank in range(4)]
+        assert sum(waiting) <= 500
+        assert [process.waiting for process in session.side._processes] == waiting
+        waited = max(waited, sum(waiting))
+    assert waited >= 200
+    session.finish()
+    kernels.work_at(session.now + 1, int(session.now * S), final=True)
+    rows = session.rows["kernel_summaries"] + session.rows["kernel_escapes"]
+    assert sum(row["count"] for row in rows) + len(session.rows["kernel_spikes"]) == 4 * 30 * 50
+    assert [process.waiting for process in session.side._processes] == [0] * 4
+
+
 def test_a_process_with_too_many_operations_of_its_own_loses_some(
     made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter as Tally
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from argus.live.sides.kernel_rows import FLAG_S, KernelSide
 from argus.live.sides.recorder import FlightRecorder, called_ns
 from argus.model.errors import ArgusError
 from argus.model.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
+from argus.semantics.gpu import kernel_steps
 from argus.semantics.gpu.kernel_steps import (
     KEPT_NS,
     KEPT_OPS,
@@ -176,8 +178,6 @@ def test_copies_are_grouped_by_size() -> None:
 
 
 def test_groups_that_share_a_slot_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
-    from argus.semantics.gpu import kernel_steps
-
     monkeypatch.setattr(kernel_steps, "_keys", lambda ops: ops["name"].astype(np.uint64) | np.uint64(1 << 60))
     groups = KernelGroups(_counter(), no_others)
     given = ops(S + np.arange(300), name=np.arange(300) % 100)
@@ -241,6 +241,70 @@ def test_without_steps_operations_do_not_pile_up() -> None:
     assert sum(len(part.start) for *_, part in many.settle([])) >= 0.4 * KEPT_OPS
 
 
+def test_operations_that_were_called_at_one_time_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When something was called is what the process says."""
+    monkeypatch.setattr(kernel_steps, "KEPT_OPS", 100)
+    steps = KernelSteps()
+    for _ in range(10):
+        fed(steps, np.full(60, S))
+        steps.settle([])
+        assert steps.size <= 100
+
+
+def test_however_few_may_wait_each_operation_is_in_one_step_or_in_none() -> None:
+    """The newest wait; of a step that began before these nothing is stored in part."""
+    for seed in range(50):
+        random, steps = np.random.default_rng(seed), KernelSteps()
+        told, out = [], Tally[int]()
+        number = begin = step = 0
+        waits: list[int] = []
+        for _ in range(30):
+            if (chance := random.random()) < 0.5:
+                at = np.sort(S + begin * MS + random.integers(0, 20, int(random.integers(1, 30))) * MS)
+                fed_ops = ops(at)
+                steps.feed(fed_ops, at, np.arange(number, number + len(at)))
+                number += len(at)
+                told += at.tolist()
+                waits += at.tolist()
+                settled = []
+            elif chance < 0.75:
+                most = int(random.integers(0, 40))
+                settled = steps.settle([], most=most)
+                if len(waits) > most:
+                    until = sorted(waits)[len(waits) - most // 2 - 1]
+                    waits = [each for each in waits if each > until]
+            else:
+                end = begin + int(random.integers(1, 25))
+                settled = steps.settle([(S + begin * MS, S + end * MS, step)])
+                waits = [each for each in waits if each >= S + end * MS]
+                begin, step = end, step + 1
+            for one in settled:
+                out.update(one.ops.group.tolist())
+            assert steps.size == len(waits)
+        for one in steps.settle([], final=True):
+            out.update(one.ops.group.tolist())
+        assert out == Tally(range(number))
+
+
+def test_a_recorder_forgets_what_others_need_the_room_for() -> None:
+    """As a list would from which the oldest are taken."""
+    for seed in range(20):
+        random, recorder = np.random.default_rng(seed), FlightRecorder(1000 * GPU_OP.itemsize)
+        parts: list[NDArray[np.int64]] = []
+        gone = 0
+        for turn in range(20):
+            at = S + turn * 100 * MS + np.arange(int(random.integers(1, 300))) * US
+            record(recorder, ops(at))
+            parts.append(at)
+            most = int(random.integers(0, 1000)) if random.random() < 0.3 else 1000
+            recorder.keep(most * GPU_OP.itemsize)
+            while sum(map(len, parts)) > most:
+                gone += len(parts.pop(0))
+            assert (recorder.nbytes, recorder.forgotten) == (sum(map(len, parts)) * GPU_OP.itemsize, gone)
+        left = np.concatenate([np.empty(0, np.int64), *parts])
+        assert recorder.take_ran(0, 10 * S)["start_ns"].tolist() == left.tolist()
+
+
 # ---- the whole
 
 
@@ -293,6 +357,24 @@ def test_a_small_job_is_stored_one_by_one() -> None:
     assert len(trace.rows["kernel_events"]) == 5 * 20 * 2
     assert not trace.side.keeps
     assert trace.side.counters()["gpu_ops_thinned"] == (0, False)
+
+
+def test_flight_recorders_share_a_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who records little keeps all of it, beside one who has many processes."""
+    of_step = 20 * GPU_OP.itemsize
+    monkeypatch.setattr(kernels_module, "RECORDED", 100 * of_step)
+    trace = Trace("flagged", per_step=20)
+    other = Job("k", 8, owner=(1002, ""))
+    for step in range(30):
+        for rank in range(20):
+            given = ops(S + step * STEP_NS + np.arange(20) * US)
+            trace.side.feed(other, rank, 1000 + rank, trace.names, given, np.zeros(20, bool))
+        trace.go(1, ranks=1)
+        held = {pid: process.recorder.nbytes for (_, pid), process in trace.side._processes.items()}
+        assert sum(held.values()) <= 100 * of_step
+    assert held[100] == 30 * 20 * GPU_OP.itemsize
+    thinned, loss = trace.side.counters()["gpu_ops_thinned"]
+    assert (thinned, loss) == (20 * 30 * 20 - (sum(held.values()) - held[100]) // GPU_OP.itemsize, False)
 
 
 def test_of_a_large_job_some_steps_are_and_what_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,8 +504,6 @@ def test_shapes_beyond_those_numbered_at_once_are_summed_up_together(monkeypatch
 
 
 def test_shapes_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from argus.semantics.gpu import kernel_steps
-
     monkeypatch.setattr(kernel_steps, "MAX_KEYS", 100)
     groups = KernelGroups(lambda op: int(op["grid"][0, 0]), no_others)
     for first in range(0, 5000, 50):
