@@ -20,6 +20,8 @@ MOST_AT_ONCE = 8
 """Injections under way, of all users. Those of one user in all containers are as many as stay free."""
 HELD_UP = "not injected: processes of this user keep earlier injections waiting"
 """Why a process has to wait until one of these has ended (``GpuProcess.failure``)."""
+NO_THREAD = "not injected yet: Argus can start no thread now"
+"""Why it has to wait until that is possible."""
 
 
 class Injector:
@@ -43,7 +45,7 @@ class Injector:
             process: One without a program.
             now: ``time.monotonic()``.
         """
-        if process.failure not in ("", HELD_UP):
+        if process.failure not in ("", HELD_UP, NO_THREAD):
             return False
         if process.injection is None:
             if now >= process.again_at and self._has_turn(process.owner):
@@ -78,10 +80,12 @@ class Injector:
             self._running.append(owner)
         try:
             process.injection = Aside(lambda: self._inject(pid, owner), "argus-inject")
-        except BaseException:  # no thread can be started
+        except BaseException as failure:
             with self._lock:
                 self._running.remove(owner)
-            raise
+            if not isinstance(failure, RuntimeError):
+                raise
+            process.failure = NO_THREAD  # it is tried again
 
     def _inject(self, pid: int, owner: Owner) -> str:
         try:

@@ -15,7 +15,7 @@ import pytest
 from argus.cupti import inject_apart, inject_child, load
 from argus.cupti.inject_apart import Children
 from argus.live.gpu import injection
-from argus.live.gpu.injection import HELD_UP, Injector
+from argus.live.gpu.injection import HELD_UP, NO_THREAD, Injector
 from argus.model.losses import Owner
 
 
@@ -141,10 +141,11 @@ def test_a_thread_that_cannot_be_started_takes_no_turn(under: Under, monkeypatch
     injector, owner = Injector(lambda _: None), (1000, "")
     with monkeypatch.context() as patch:
         patch.setattr(injection, "Aside", no_thread)
-        with pytest.raises(RuntimeError, match="new thread"):
-            injector.poll(process(1, owner), 0.0)
-    settle(injector, [process(1, owner)], set())
-    assert under.begun == [1]
+        one = process(1, owner)
+        assert injector.poll(one, 0.0) is False
+    assert one.failure == NO_THREAD
+    settle(injector, [one], set())
+    assert (under.begun, one.failure) == ([1], "")
 
 
 def test_nobody_is_stopped_once_the_trace_ends(monkeypatch: pytest.MonkeyPatch) -> None:
