@@ -16,7 +16,7 @@ A turn (``Tracer.poll``, 10 to 50 times a second while calls are probed, else on
 While it turns, ``argus.live.cost.budget`` asks the sides what they cost (``counters``, ``run_times``,
 ``spent_by_owner``), and has the side with a rung's part carry it out: ``reduce``, and later ``restore``, among those
 that are ``reducible``; of an owner where the rung is ``OF_OWNERS``.
-``forget`` is called for each job that is over for good.
+``end_job`` is called for each job that is over for good, and ``forget`` once its coverage is stored.
 
 At the end (``Tracer.stop``): ``begin_stop`` of every side; then the probes go; ``stop``; a last ``work`` with
 ``final``; and ``close``, once the last rows are stored. ``close`` alone is called if a trace fails to begin.
@@ -123,6 +123,10 @@ class Side(Protocol):
 
     def restore(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         """Takes that back."""
+        return
+
+    def end_job(self, job: Job) -> None:
+        """Stores the last rows of a job that is over, and counts what is dropped of it: its coverage is stored next."""
         return
 
     def forget(self, job: Job) -> None:

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 
 from argus.capture.attachment import Attachment
 from argus.capture.kernel import btf
@@ -374,11 +375,14 @@ class Tracer:
             if changed:
                 self._rows.ranks_changed(now)
             self._forget_jobs(now)
-        for side in self.sides:
-            with self.bulkheads.part(side.name):
-                side.look(now)
+        self._of_each_side(lambda side: side.look(now))
         with self.bulkheads.part("coverage"):
             self._signals.store()
+
+    def _of_each_side(self, does: Callable[[Side], None], job: Job | None = None) -> None:
+        for side in self.sides:
+            with self.bulkheads.part(side.name, job):
+                does(side)
 
     def _relieve(self, now: float) -> None:
         """Called by the watchdog's thread."""
@@ -416,6 +420,8 @@ class Tracer:
     def _forget_jobs(self, now: float) -> None:
         """Stores the last of jobs whose ranks have started again long ago, and forgets them."""
         over = self._roster.take_over(now, OVER_S, FORGOTTEN_AT_ONCE)
+        for job in over:
+            self._of_each_side(methodcaller("end_job", job), job)
         self._rows.write_ended(over)
         if over:
             self._write_coverage(over)
@@ -471,9 +477,7 @@ class Tracer:
         # Whatever fails from here on, the rest is done: above all the last counters, without which it is not known
         # whether the rows are complete.
         part = self.bulkheads.part
-        for side in self.sides:
-            with part(side.name):
-                side.begin_stop()
+        self._of_each_side(lambda side: side.begin_stop())
         with part("processes"):
             self._roster.family.close()
         session.end_ns = time.monotonic_ns()
@@ -481,9 +485,7 @@ class Tracer:
             self._signals.store(session.end_ns, over="the trace has ended")
         with part("probes"):
             session.probes.detach()
-        for side in self.sides:
-            with part(side.name):
-                side.stop()
+        self._of_each_side(lambda side: side.stop())
         with part("processes"):
             self._roster.look(time.monotonic())
         self._work(time.monotonic(), final=True)
@@ -499,9 +501,7 @@ class Tracer:
         with part("the store"):
             self._last_rows.store()
         lost = self.lost()
-        for side in self.sides:
-            with part(side.name):
-                side.close()
+        self._of_each_side(lambda side: side.close())
         for name, let_go in (
             ("the watchdog", self._watchdog.close),
             ("probes", session.probes.close),

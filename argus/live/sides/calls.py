@@ -393,7 +393,7 @@ class CallSide(Side):
 
     # ---- the end
 
-    def forget(self, job: Job) -> None:
+    def end_job(self, job: Job) -> None:
         """Stores the last steps of a job that is over, if that was not done yet."""
         self._finish(job, time.monotonic())
         if not job.finished:

@@ -101,17 +101,14 @@ class GpuSide(Side):
         self._duties = DutyCycles(options.cupti_options)
         self._kernel_side = kernels
         self._rows = GpuRows(session, kernels, self._duties)
-        self._not_armed = options.not_armed or NOT_ARMED
-        self._expected = options.all_armed
+        self._not_armed, self._expected = options.not_armed or NOT_ARMED, options.all_armed
         self._launched = np.empty(0, records.LAUNCH)
         """Calls of this turn (``feed_calls``)."""
         self._products = np.empty(0, records.MATH)
         """Of cuBLAS, of this turn (``feed_products``)."""
         self._processes: list[GpuProcess] = []
         self._counted: dict[str, tuple[int, bool]] = {}
-        self._late = 0
-        self._dropped = self._guessed = self._products_unknown = 0
-        self._failed = 0
+        self._late = self._dropped = self._guessed = self._products_unknown = self._failed = 0
         self._lost = Losses(any_container=session.options.job is not None)
         """Of programs that are no more."""
         self._loss_names: list[str] = []
@@ -378,13 +375,16 @@ class GpuSide(Side):
         if process.over:
             process.drop_records()
 
-    def forget(self, job: Job) -> None:
+    def end_job(self, job: Job) -> None:
         """Ends and drops what is left of a job that is over: its owner may have had no time for that."""
         for process in [each for each in self._processes if each.job is job and each.has_ended and not each.over]:
             with self._guard(process):
                 self._rows.leave_out(process)
                 self._end(process)
                 process.drop_records()
+
+    def forget(self, job: Job) -> None:
+        """Forgets its processes."""
         self._failed += failures([each for each in self._processes if each.over and each.job is job])
         self._processes = [each for each in self._processes if not each.over or each.job is not job]
         self._duties.forget({each.owner for each in self._processes})
@@ -510,19 +510,18 @@ class GpuSide(Side):
         if self._mode == "off":
             return {}
         counters = dict.fromkeys(COUNTERS, (0, False)) | self._counted
-        late, dropped = self._late, self._dropped
+        late, dropped, guessed, unknown = self._late, self._dropped, self._guessed, self._products_unknown
         for process in self._processes:
             if process.over:
                 continue
             late += process.usage.late
             dropped += process.steps.dropped
+            guessed += process.steps.phases.guessed
+            unknown += process.flops.products.unknown
             if process.program is not None:
                 counters = _sum(counters, process.program)
         counters |= {"gpu_ops_late": (late, False), "gpu_ops_without_step": (dropped, False)}
-        live = (process.steps.phases.guessed for process in self._processes if not process.over)
-        counters["gpu_collectives_guessed"] = (self._guessed + sum(live), False)
-        unknown = (process.flops.products.unknown for process in self._processes if not process.over)
-        counters["math_calls_unknown"] = (self._products_unknown + sum(unknown), False)
+        counters |= {"gpu_collectives_guessed": (guessed, False), "math_calls_unknown": (unknown, False)}
         totals = self._session.losses.totals
         counters |= {name: (totals[name], True) for name in _OF_PROCESSES}
         counters["gpu_times_failed"] = (self._failed + failures(self._processes), True)
@@ -557,7 +556,7 @@ class GpuSide(Side):
     def views(self) -> list[GpuView]:
         """Every rank's GPUs."""
         ranks = [process for process in self._processes if process.member is not None and process.job is not None]
-        views = [view_of(process, *self._state(process), matched=self._api) for process in ranks]
+        views = (view_of(process, *self._state(process), matched=self._api) for process in ranks)
         return sorted(views, key=lambda view: (view.job, view.rank))
 
     def settled(self, now: float) -> bool:

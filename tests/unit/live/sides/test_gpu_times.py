@@ -6,6 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +25,11 @@ from argus.live.gpu import process as gpu_process
 from argus.live.gpu import rows as rows_of_gpus
 from argus.live.gpu.process import LINGER_S
 from argus.live.job import Job, Member
-from argus.live.session_rows import OVER_S
+from argus.live.session_rows import OVER_S, SessionRows
 from argus.live.sides import gpu_times as gpu_module
 from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
 from argus.live.sides.kernel_rows import KernelSide
+from argus.live.tracer import Tracer
 from argus.model import records
 from argus.model.calls import BY_SYMBOL
 from argus.model.errors import ArgusError
@@ -690,6 +692,32 @@ def test_what_cannot_be_injected_has_a_reason(made: list[FakeCollector], monkeyp
     assert len(session.notes) == 1
 
 
+def test_a_thread_that_cannot_be_started_costs_a_process_no_gpu_times(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject_with(monkeypatch, lambda pid: "injected")
+    tried, aside = [], injection.Aside
+
+    def begin(work: Callable[[], str], name: str) -> Any:
+        tried.append(name)
+        if len(tried) <= 2:
+            raise RuntimeError("can't start new thread")
+        return aside(work, name)
+
+    monkeypatch.setattr(injection, "Aside", begin)
+    session = Session("inject")
+    session.rank(0, 77)
+    session.go(1.0)
+    session.go(1.0)
+    (process,) = session.side._processes
+    assert process.state == ("failed", injection.NO_THREAD)
+    wait_for(session, lambda: len(made) == 1)
+    assert session.side._processes[0] is process
+    assert (process.failure, process.state[0], len(tried)) == ("", "on", 3)
+    assert session.side.counters()["gpu_times_failed"] == (0, True)
+    assert session.side._session.losses.totals["processes_quarantined"] == 0
+
+
 def test_nothing_is_injected_before_cuda_is_there(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
     inject_with(monkeypatch, lambda pid: pytest.fail("too early"), cuda=False)
     session = Session("inject")
@@ -886,6 +914,39 @@ def test_processes_that_are_over_share_what_is_empty() -> None:
     assert session.side.views()[0].busy > 0
 
 
+def test_what_is_dropped_as_a_job_is_forgotten_is_in_its_coverage(
+    made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the rows: nobody looks at the counters once it is gone."""
+    session = Session()
+    session.rank(0, 77)
+    other = beside(session, 2)
+    session.go()
+    shared, failing = session.side._session, made[1]
+    failing.state, failing.reason = CollectorState.FAILED, "no CUPTI"
+    for process in session.side._processes[1:]:
+        assert process.program is not None
+        assert process.member is not None
+        process.program.batches.append(Batch(ops(30, start_ns=1001 * S, end_ns=1001 * S + MS), host(0), Counter()))
+        process.member.state = "exited"
+    rows, sides = SessionRows(shared), [session.side, session.side._kernel_side]
+    tracer: Any = SimpleNamespace(
+        sides=sides,
+        bulkheads=shared.bulkheads,
+        _rows=rows,
+        _roster=SimpleNamespace(take_over=lambda *_: [other]),
+        _signals=SimpleNamespace(forget=lambda job: None),
+        _write_coverage=lambda jobs: rows.write_coverage(session.side.counters(), 0, lambda pid: 0, sides, jobs),
+    )
+    tracer._of_each_side = partial(Tracer._of_each_side, tracer)
+    shared.roster.jobs.remove(other)
+    Tracer._forget_jobs(tracer, session.now)
+    found = {row["counter"]: row["value"] for row in session.rows["coverage"]}
+    assert {row["job"] for row in session.rows["coverage"]} == {"k"}
+    assert (found["gpu_ops_over_share"], found["gpu_times_failed"]) == (60, 1)
+    assert [process.job for process in session.side._processes] == [session.job]
+
+
 def test_what_an_owner_had_no_time_for_ends_with_its_job(
     made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -913,6 +974,7 @@ def test_what_an_owner_had_no_time_for_ends_with_its_job(
     assert fetched > 0
     before = other.losses["gpu_ops_over_share"]
     other.finished = True
+    session.side.end_job(other)
     session.side.forget(other)
     assert not any(process.job is other for process in session.side._processes)
     assert all(process.over and process.program is None for process in waiting)
