@@ -253,6 +253,15 @@ class Compressor:
         if (waiting := self._open.pop(rank, None)) is not None:
             self._store(waiting)
 
+    @property
+    def held(self) -> int:
+        """Bins of rows that wait for templates, 20 bytes each."""
+        return self._held
+
+    def mature(self) -> None:
+        """Makes templates from what is held now, and hands out what waited for them: nothing is held any more."""
+        self._mature(np.flatnonzero(self._collecting).tolist())
+
     def take(self, *, final: bool = False) -> dict[str, dict[str, Column]]:
         """The rows that are ready, by table, as columns; they are forgotten.
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.compress.kernels import Compressor
+from argus.compress.kernels import HELD, Compressor
 from argus.live.gpu.room import over_room
 from argus.live.job import Job
 from argus.live.session import Session
@@ -117,6 +117,16 @@ class _JobKernels:
     flagged_at: float = -FLAG_S
     stirred_at: float = -CALM_S
 
+    @property
+    def held(self) -> int:
+        """Bins of rows that wait for templates, as ``over_room`` asks."""
+        return self.compressor.held + self.outside.held
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is."""
+        return self.job.owner
+
 
 _REJECTED = "kernels_durations_rejected"
 
@@ -140,6 +150,8 @@ class KernelSide(Side):
         self._processes: dict[tuple[int, int], _Process] = {}
         self._outside = self._thinned = self._cut = 0
         self._counted: Tally[str] = Tally()
+        self._held = 0
+        """Of all jobs (``_JobKernels.held``)."""
         self._begun_ns = time.monotonic_ns()
 
     @property
@@ -230,6 +242,7 @@ class KernelSide(Side):
 
     def _sum_up(self, process: _Process, settled: Iterable[StepOps]) -> None:
         of_job = self._of_job(process.job)
+        before = of_job.held
         for step, begin_ns, end_ns, ops in settled:
             compressor = of_job.compressor
             if step == NO_STEP:
@@ -241,6 +254,17 @@ class KernelSide(Side):
                 process.open_since = 0.0
             elif not process.open_since:
                 process.open_since = time.monotonic()
+        self._held += of_job.held - before
+        if self._held > HELD:
+            self._store_held()
+
+    def _store_held(self) -> None:
+        """Stores rows that wait for templates, of jobs that have more of them than their part of ``HELD``."""
+        for of_job, _ in over_room(self._jobs.values(), HELD, HELD):
+            of_job.compressor.mature()
+            of_job.outside.mature()
+            self._store_summaries(of_job, final=False)
+        self._held = sum(of_job.held for of_job in self._jobs.values())
 
     def work(self, now: float, *, final: bool = False) -> None:
         """Stores summaries that are ready, and finds out how much may be stored one by one."""
@@ -257,6 +281,7 @@ class KernelSide(Side):
                 process.open_since = 0.0
         for process, most in over_room(self._processes.values(), RECORDED, RECORDED):
             process.recorder.keep(most)
+        self._store_held()
         for key, of_job in list(self._jobs.items()):
             if now - of_job.since >= RATE_S:
                 if of_job.since:

@@ -77,6 +77,33 @@ def counted(every: Iterable[Rows]) -> tuple[int, int]:
 # ---- what must survive ----
 
 
+def test_what_is_held_may_be_handed_out_at_any_time() -> None:
+    for seed in range(10):
+        rng, early, late = np.random.default_rng(seed), Compressor(steps_per_row=4), Compressor(steps_per_row=4)
+        parts: dict[int, list[Rows]] = {id(early): [], id(late): []}
+        for compressor in (early, late):
+            kernel(compressor)
+            kernel(compressor, "other")
+        for step in range(60):
+            for group in range(2):
+                took = mixture(rng, int(rng.integers(1, 80)))
+                for compressor in (early, late):
+                    feed(compressor, 0, step, group, took)
+            if rng.random() < 0.2:
+                early.mature()
+                assert early.held == 0
+            for compressor in (early, late):
+                parts[id(compressor)].append(compressor.take())
+        for compressor in (early, late):
+            parts[id(compressor)].append(compressor.take(final=True))
+            assert compressor.held == 0
+        sums = [counted(rows)[1] for rows in parts.values()]
+        spikes = [sum(len(column(r, "kernel_spikes", "duration_ns")) for r in rows) for rows in parts.values()]
+        counts = [counted(rows)[0] + more for rows, more in zip(parts.values(), spikes, strict=True)]
+        assert sums[0] == sums[1]
+        assert counts[0] == counts[1]
+
+
 def test_one_spike_among_ten_thousand_launches_is_stored_with_its_time() -> None:
     compressor, group, rng = trained()
     took = mixture(rng, 10_000)

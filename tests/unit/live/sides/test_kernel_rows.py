@@ -377,6 +377,33 @@ def test_flight_recorders_share_a_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (thinned, loss) == (20 * 30 * 20 - (sum(held.values()) - held[100]) // GPU_OP.itemsize, False)
 
 
+def test_rows_that_wait_for_templates_share_a_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of jobs. Who has few keeps all, and of the others rows are stored sooner."""
+    monkeypatch.setattr(kernels_module, "HELD", 300)
+    trace = Trace(per_step=20)
+    others = [Job(f"k{number}", 8, owner=(1002, "")) for number in range(20)]
+    alone, most = Trace(per_step=20), 0
+    for step in range(20):
+        for rank, other in enumerate(others):
+            given = ops(S + step * STEP_NS + np.arange(20) * US)
+            given["end_ns"] += np.arange(20, dtype=np.uint64) * np.uint64(1000)
+            trace.side.feed(other, rank, 1000 + rank, trace.names, given, np.zeros(20, bool))
+            trace.side.settle(other, 1000 + rank, [(S + step * STEP_NS, S + (step + 1) * STEP_NS, step)])
+            held = [of_job.compressor._held + of_job.outside._held for of_job in trace.side._jobs.values()]
+            assert sum(held) <= 300
+            most = max(most, sum(held))
+        trace.go(1, ranks=1)
+        alone.go(1, ranks=1)
+        of_job, same = trace.side._jobs[id(trace.job)], alone.side._jobs[id(alone.job)]
+        assert of_job.compressor._held == same.compressor._held > 0
+    assert most > 200
+    for rank, other in enumerate(others):
+        trace.side.settle(other, 1000 + rank, [], final=True)
+    trace.finish(1)
+    rows = [*trace.rows["kernel_escapes"], *trace.rows["kernel_summaries"], *trace.rows["kernel_spikes"]]
+    assert sum(row.get("count", 1) for row in rows) == 20 * 20 * 21, "nothing is lost"
+
+
 def test_of_a_large_job_some_steps_are_and_what_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_module, "RATE_S", 1.0)
     # two ranks with 20 in each 10 ms: 4,000 a second
