@@ -128,6 +128,7 @@ class GpuRows:
             process.windows.append(windows)
             self._session.writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
         self._write_steps(process, origin, rank, final=final)
+        self._count_over_share(process)
 
     def keep(self, process: GpuProcess, most: int) -> None:
         """Keeps no more than so many operations of a process, as ``GpuProcess.keep``, since others need the room."""

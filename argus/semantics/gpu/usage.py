@@ -266,7 +266,8 @@ class GpuSteps:
         self.dropped = 0
         """Operations that were dropped since their step did not come."""
         self.over_share = 0
-        """Operations that were dropped since others need the room (``keep``)."""
+        """Operations that were dropped since others need the room (``keep``), once there are steps; and steps that have
+        no row, as their operations were dropped before there was one."""
         self.size = 0
         """Operations that wait for their step."""
         self.phases = GpuPhases()
@@ -278,6 +279,12 @@ class GpuSteps:
         """What is to be done yet for the steps that are over: for operations that are too many to do it at once."""
         self._done: list[tuple[int, int, int]] = []
         self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEPT_STEPS)
+        self._stepless = True
+        """Whether no step has come yet: of what never has one nothing is missing."""
+        self._recorded_ns = 0
+        """When the first operation began."""
+        self._given_up_ns = 0
+        """Up to when operations were dropped for others while there was no step."""
         self._first_ns = 0
         self._newest_ns = 0
         self._due_ns = 0
@@ -291,7 +298,8 @@ class GpuSteps:
             return
         short = _short(ops, communication, kinds)
         self._launches_known |= bool((short["launch"] != _UNKNOWN).any())
-        self._first_ns = self._first_ns or int(short["start"].min())
+        self._recorded_ns = self._recorded_ns or int(short["start"].min())
+        self._first_ns = self._first_ns or self._recorded_ns
         self._newest_ns = max(self._newest_ns, int(short["end"].max()))
         for number in np.unique(ops["device"]).tolist():
             kept = self._ops.setdefault(number, [])
@@ -304,7 +312,12 @@ class GpuSteps:
 
     def keep(self, most: int) -> None:
         """Drops the oldest operations where there are more than so many, since others need the room."""
-        self.over_share += self._shrink(most)
+        dropped = self._shrink(most)
+        if not self._stepless:
+            self.over_share += dropped
+        elif dropped:
+            self.dropped += dropped
+            self._first_ns = self._given_up_ns = self._first_ns if self.size else self._newest_ns
 
     def _shrink(self, most: int) -> int:
         """Leaves no more than so many. Returns how many it dropped."""
@@ -321,7 +334,7 @@ class GpuSteps:
         self.size -= dropped
         self._ops[number] = [newest]
         if len(newest):
-            self._first_ns = int(newest["end"][0])
+            self._first_ns = max(self._first_ns, int(newest["end"][0]))  # of all devices
         return dropped
 
     def learn(self, ops: NDArray[np.void], communication: NDArray[np.bool_], kinds: NDArray[np.uint8]) -> None:
@@ -350,6 +363,7 @@ class GpuSteps:
             self.over_share += max(
                 len(self._steps) + len(steps) - KEPT_STEPS, 0
             )  # steps, of an operation each at least
+        self._stepless = self._stepless and not len(steps)
         self._steps += [(ts, ts + duration, step) for ts, duration, step in zip(*columns, strict=True)]
 
     def advance(self, *, final: bool = False) -> NDArray[np.void]:
@@ -388,7 +402,8 @@ class GpuSteps:
     def _begin(self, *, final: bool) -> int:
         """Finds the steps that are over. Returns how many operations it looked at."""
         while self._first_ns and self._steps and self._steps[0][0] < self._first_ns:
-            self._steps.popleft()  # it was not recorded from its beginning on
+            begin_ns, *_ = self._steps.popleft()  # it was not recorded from its beginning on
+            self.over_share += self._recorded_ns <= begin_ns < self._given_up_ns
         # Records come about once a second, and looking at them costs a sort.
         if not self._steps or not self._ops or (not final and self._newest_ns < self._due_ns):
             return 0

@@ -165,18 +165,55 @@ def test_what_others_need_the_room_for_is_counted_apart(made: Any) -> None:
     for turn in range(10):
         given = ops(*((turn * S, turn * S + 1000) for _ in range(50)), device=turn % 2)
         kept.feed(given, none(given))
+    if made is GpuSteps:
+        kept.feed_steps(cpu_steps(*range(0, 9 * S + 1, S)))
     kept.keep(500)
     assert (kept.size, kept.over_share) == (500, 0)
     kept.keep(400)
     assert kept.size <= 400
     assert kept.over_share == 500 - kept.size
     if made is GpuSteps:
-        kept.feed_steps(cpu_steps(*range(0, 9 * S + 1, S)))
         assert kept.dropped == 0
     kept.advance(final=True)
     sizes = [sum(map(len, parts)) for parts in getattr(kept, "_ops", {}).values()]
     sizes += [device.size for device in getattr(kept, "_devices", {}).values()]
     assert kept.size == sum(sizes) < 400
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("most", [0, 30])
+def test_of_what_never_has_a_step_nothing_is_lost(devices: int, most: int) -> None:
+    """Steps that come after all, and whose operations are gone, are a loss; those that began before the first operation
+    are none. The others are as if all had been kept."""
+    usage, whole = GpuSteps(), GpuSteps()
+
+    def feed(first: int, last: int) -> None:
+        for second in range(first, last):
+            at = [second * S + number * 100 * MS for number in range(1, 9)]
+            given = ops(*((t, t + MS) for t in at), launch=[t - MS for t in at], device=np.arange(8) % devices)
+            usage.feed(given, none(given))
+            whole.feed(given, none(given))
+
+    feed(5, 15)
+    usage.keep(most)
+    assert (usage.over_share, usage.dropped, usage.size <= most) == (0, 80 - usage.size, True)
+    first_kept = 15 if not most else next(s for s in range(5, 15) if usage._first_ns <= s * S)
+    feed(15, 25)
+    steps = cpu_steps(*range(2 * S, 22 * S, S), first=2)
+    usage.feed_steps(steps)
+    whole.feed_steps(steps)
+    rows, expected = usage.advance(final=True), whole.advance(final=True)
+    assert usage.over_share == first_kept - 6, "from the second whole one on"
+    assert whole.over_share == 0
+    assert sorted(set(rows["step"].tolist())) == list(range(first_kept, 21))
+    assert (rows["kernels"] == 8 // devices).all()
+    # When the one before had ended on the GPU is not known of the first.
+    assert rows[rows["step"] > first_kept].tolist() == expected[expected["step"] > first_kept].tolist()
+    dropped = usage.dropped
+    feed(25, 30)
+    usage.keep(10)
+    assert usage.dropped == dropped
+    assert usage.over_share > first_kept - 6, "now steps lack them"
 
 
 def test_a_device_that_was_used_once_holds_up_no_other() -> None:
