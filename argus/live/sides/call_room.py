@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from argus.live.gpu.room import max_min
 from argus.live.job import Job, keep_early, kept_early
 from argus.live.session import Session
+from argus.live.sides.call_shares import CallShares
 from argus.model.losses import Owner, Whom
 from argus.semantics.phases.cpu import MARK
 from argus.semantics.steps.by_marks import forget_calls, keep_calls, keep_marks, kept_calls, kept_marks
@@ -93,10 +94,12 @@ class CallRoom:
 
     Args:
         session: The trace. ``step_calls_over_share``: calls that were dropped and are in no step.
+        shares: The accounts of owners: who has too many pays for the time that dropping takes.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, shares: CallShares) -> None:
         self._session = session
+        self._shares = shares
 
     def make(self, now: float) -> None:
         """Makes room, once a turn. ``now``: ``time.monotonic()``."""
@@ -111,7 +114,9 @@ class CallRoom:
         if sum(each.held for each in kept) <= room:
             return
         for each, most in _over(kept, int(DOWN_TO * room)):
-            if lost := each.keep(most):
+            with self._shares.working(each.job):
+                lost = each.keep(most)
+            if lost:
                 self._session.losses.count("step_calls_over_share", Whom(each.job), number=lost)
 
 

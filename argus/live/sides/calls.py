@@ -101,7 +101,7 @@ class CallSide(Side):
         self._names = names
         self._steps = StepRows(session, gpu)
         self._shares = CallShares(session)
-        self._room = CallRoom(session)
+        self._room = CallRoom(session, self._shares)
         self._rings: CallRings | None = None
         self._drained: dict[str, list[NDArray[np.void]]] = {
             "launches": [],

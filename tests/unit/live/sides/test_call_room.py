@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from argus.live.job import Job, Member
 from argus.live.sides import call_room
 from argus.live.sides.call_room import DOWN_TO, KERNELS_S, SEVERAL, CallRoom, _of
+from argus.live.sides.call_shares import CallShares
 from argus.live.sides.calls import CallSide
 from argus.model import records
 from argus.model.calls import CALLS
@@ -57,6 +60,10 @@ def a_job(owner: Owner, ranks: int, calls: int) -> Job:
     return job
 
 
+def a_room(session: Any) -> CallRoom:
+    return CallRoom(session, CallShares(session))
+
+
 def held(*jobs: Job) -> int:
     return sum(each.held for job in jobs for each in _of(job))
 
@@ -87,10 +94,10 @@ def test_an_owner_s_ranks_share_its_room() -> None:
     before = arrays(modest)
     session = a_session(None, jobs=many)
     assert held(*many) > 8 << 20
-    CallRoom(session).make(0.0)
+    a_room(session).make(0.0)
     assert 0.9 * DOWN_TO * (2 << 20) < held(*many) <= 2 << 20
     session.roster.jobs.append(modest)
-    CallRoom(session).make(0.0)
+    a_room(session).make(0.0)
     assert 0.9 * DOWN_TO * (1 << 20) < held(*many, modest) <= 1 << 20
     of_each = [each.held for job in many for each in _of(job)]
     assert max(of_each) < 1.05 * min(of_each)
@@ -101,7 +108,7 @@ def test_an_owner_s_ranks_share_its_room() -> None:
     again = [arrays(job) for job in many]
     for rank in range(20):
         many[0].tracker.feed(rank, launches_of(np.array([10**9])), np.empty(0, COLLECTIVE))
-    CallRoom(session).make(0.0)
+    a_room(session).make(0.0)
     assert all(np.array_equal(*pair) for pair in zip(again[1], arrays(many[1]), strict=True))
     assert held(*many, modest) <= 1 << 20
 
@@ -111,13 +118,32 @@ def test_ranks_with_little_keep_all() -> None:
     large, little = a_job(OTHER, 1, 60_000), a_job(OTHER, 30, 100)
     before = arrays(little)
     session = a_session(None, jobs=[large, little])
-    CallRoom(session).make(0.0)
+    a_room(session).make(0.0)
     assert held(large, little) <= 2 << 20
     assert all(np.array_equal(one, other) for one, other in zip(before, arrays(little), strict=True))
     assert lost(session, little) == 0
     # The newest stay.
     assert large.tracker._ranks[0].calls["ts"][-1] == 60_000_000
     assert large.marked._ranks[0].launched[-1] == 60_000_000
+
+
+@pytest.mark.usefixtures("small")
+def test_who_has_too_many_pays_for_the_time_that_dropping_takes() -> None:
+    honest, other = a_job(HONEST, 1, 100), a_job(OTHER, 20, 5_000)
+    session = a_session(None, jobs=[honest, other])
+    shares, charged = CallShares(session), list[Job]()
+
+    @contextmanager
+    def working(job: Job) -> Iterator[None]:
+        before = held(job)
+        yield
+        assert held(job) < before
+        charged.append(job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares, "working", working)
+        CallRoom(session, shares).make(0.0)
+    assert charged == [other] * 20
 
 
 @pytest.mark.usefixtures("small")
@@ -128,7 +154,7 @@ def test_a_user_in_many_containers_takes_no_more_of_the_room() -> None:
     before = arrays(honest)
     assert (1 << 20) / 4 < held(honest) < DOWN_TO * (1 << 19)
     session = a_session(None, jobs=[honest, *many])
-    CallRoom(session).make(0.0)
+    a_room(session).make(0.0)
     assert all(np.array_equal(one, other) for one, other in zip(before, arrays(honest), strict=True))
     assert lost(session, honest) == 0
     assert held(honest, *many) <= 1 << 20
@@ -154,7 +180,7 @@ def test_names_and_marks_that_wait_are_in_the_room() -> None:
     marks = 3 * (40_000 + 10_000) * MARK.itemsize
     assert held(job) > marks + 3 * 2000 * 200
     session = a_session(None, jobs=[job])
-    CallRoom(session).make(0.0)
+    a_room(session).make(0.0)
     assert DOWN_TO * (1 << 20) < held(job) <= DOWN_TO * (2 << 20)
     assert sum(job.phases[rank].marks_kept for rank in range(3)) * MARK.itemsize <= 2 << 20
     assert lost(session, job) == 3 * 10_000 - sum(len(each) for of in job._early.values() for each in of)
@@ -248,9 +274,9 @@ def test_calls_for_kernels_of_a_job_that_is_over_go_once_none_comes() -> None:
     session = a_session(None, jobs=[job])
     job.finish()
     job.over_since = 100.0
-    CallRoom(session).make(100.0 + KERNELS_S)
+    a_room(session).make(100.0 + KERNELS_S)
     assert job.calls
-    CallRoom(session).make(101.0 + KERNELS_S)
+    a_room(session).make(101.0 + KERNELS_S)
     assert held(job) < 100_000
     assert not job.calls
 
@@ -259,7 +285,7 @@ def test_calls_for_kernels_of_a_job_that_is_over_go_once_none_comes() -> None:
 def test_calls_for_the_other_way_of_finding_steps_go(by_marks: bool) -> None:
     job = a_job(HONEST, 2, 800)
     job.by_marks = by_marks
-    CallRoom(a_session(None, jobs=[job])).make(0.0)
+    a_room(a_session(None, jobs=[job])).make(0.0)
     assert (job.tracker.kept(0) == 0) is by_marks
     assert (kept_calls(job.marked, 0) == 0) is not by_marks
 

@@ -352,3 +352,90 @@ def test_ends_of_optimizers_inside_of_many_ranges_are_not_searched_for() -> None
     tracker.feed(np.concatenate([opened(Role.NONE), marks]))
     assert lines_of(tracker._optimizer_ends) < 40 * (len(marks) + DEPTH)
     assert tracker._optimizer_ends() == marks["ts_ns"][1::3].tolist()
+
+
+# ---- marks that are dropped
+
+
+def steps_of(*edges: int) -> Array:
+    """Steps from each of these moments to the next."""
+    rows = np.zeros(len(edges) - 1, ITERATION)
+    rows["ts_ns"], rows["duration_ns"], rows["step"] = edges[:-1], np.diff(edges), np.arange(len(rows))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_who_drops_marks_goes_on_as_if_traced_from_then_on(seed: int) -> None:
+    """Against a tracker that never had those that were dropped."""
+    rng = random.Random(seed)
+    marks = random_marks(rng)
+    works = [(rng.randrange(980, 1600), rng.randrange(1, 5), GLOO, rng.choice([*What][4:7]), 0, 0) for _ in range(60)]
+    marks = np.concatenate([marks, np.array(works, MARK)])
+    marks["tid"][marks["what"] == What.WAIT] = MAIN
+    marks = marks[np.argsort(marks["ts_ns"], kind="stable")]
+    pieces = np.array_split(marks, rng.randrange(1, 20))
+    marks = np.concatenate([piece[::-1] if rng.random() < 0.1 else piece for piece in pieces])
+    tracker, fresh = PhaseTracker(), PhaseTracker()
+    for piece in np.array_split(marks, rng.randrange(1, 20)):
+        tracker.feed(piece)
+    edges = sorted(rng.sample(range(985, 1700), 12))
+    before = rng.choice([0, 3])
+    tracker.split(steps_of(*edges)[:before])
+    tracker.take_segments()
+    kept, most = tracker.marks_kept, rng.randrange(0, len(marks) + 5)
+    tracker.keep(most)
+    assert tracker.marks_kept <= most
+    if kept <= most:
+        assert tracker.marks_kept == kept
+        return
+    times = np.sort(marks["ts_ns"][marks["ts_ns"] > (edges[before] if before else 0)])
+    until = int(times[kept - most - 1])
+    left = marks[marks["ts_ns"] > until]
+    assert tracker.counters["marks_dropped_old"] == kept - len(left)
+    fresh.feed(left)
+    fresh._tallies, fresh._works.seen = tracker._tallies, tracker._works.seen
+    steps = steps_of(*edges)[before:]
+    found, expected = tracker.split(steps), fresh.split(steps)
+    after = steps["step"][steps["ts_ns"] > until]
+    assert found.tolist() == expected[np.isin(expected["step"], after)].tolist()
+    assert tracker.counters["steps_without_phases"] == len(steps) - len(after)
+    assert all(begin > until for begin, _, _ in tracker.take_segments().tolist())
+
+
+def test_marks_that_are_dropped_are_not_gone_through() -> None:
+    """They were, in 1.5 us each: those of a hundred ranks at once held the loop for seconds."""
+    tracker = PhaseTracker()
+    marks = again_and_again((What.RANGE_BEGIN, Role.FORWARD), (What.RANGE_END, Role.FORWARD), times=MANY)
+    tracker.feed(marks)
+    assert lines_of(lambda: tracker.keep(100)) < 60
+    assert tracker.marks_kept == 100
+    assert tracker._pieces[0].tolist() == marks[-100:].tolist()
+    assert tracker._pieces[0].base is None or tracker._pieces[0].base.nbytes == 100 * MARK.itemsize
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_steps_whose_marks_were_dropped_have_no_phases(by_itself: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were reported as other: 100 %."""
+    tracker = PhaseTracker()
+    loop = [(What.RANGE_BEGIN, Role.FORWARD), (What.RANGE_END, Role.NONE), (What.RANGE_BEGIN, Role.OPTIMIZER)]
+    marks = again_and_again(*loop, (What.RANGE_END, Role.NONE), times=10)
+    if by_itself:
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu, "MARKS", 24)
+            for each in np.array_split(marks, 40):
+                tracker.feed(each)
+    else:
+        tracker.feed(marks)
+        tracker.keep(22)
+    dropped = tracker.counters["marks_dropped_old"]
+    assert 16 <= dropped < 24
+    steps = steps_of(*range(5000, 5041, 4))
+    rows = tracker.split(steps)
+    without = 1 + (dropped - 1) // 4
+    assert np.unique(rows["step"]).tolist() == [*range(without, 10)]
+    assert tracker.counters["steps_without_phases"] == without
+    whole = PhaseTracker()
+    whole.feed(marks)
+    expected = whole.split(steps)
+    assert rows.tolist() == expected[expected["step"] >= without].tolist()
+    assert whole.counters["steps_without_phases"] == 0
