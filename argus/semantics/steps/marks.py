@@ -36,8 +36,8 @@ STACKS = 256
 """Threads, by domain and kind of range, whose open ranges are known. Beyond, the oldest is forgotten."""
 NAMES = 4096
 """Names whose meaning is remembered: of names without end those that came last, from a half of that on."""
-NAME_BYTES, STACK_BYTES = 450, 2300
-"""Memory of a name, and at most of a thread's open ranges."""
+NAME_BYTES, STACK_BYTES, OPEN_BYTES = 320, 400, 48
+"""Memory of a name, of a thread that may have open ranges, and of an open range, at most."""
 _NUMBERS = bytes.maketrans(b"123456789", b"000000000")
 """The digits of a number mean nothing (``meaning_of``)."""
 
@@ -45,53 +45,50 @@ _Row = tuple[int, int, int, int, int, int]
 """One ``MARK``."""
 
 
-@dataclass(frozen=True)
-class _Name:
-    meaning: Meaning
-    handle: int
-
-
-_UNREAD = _Name(Meaning(Role.NONE, "", is_step=False, part=True), 0)
+_ROLE, _STEP, _PART, _HANDLE = 7, 8, 16, 5
+"""What is known of a name, in one number: its role, whether it is called a step, whether it is never taken for one, and
+from this bit on its handle. Of an open range no more is kept: there may be 65,536, all with other names."""
+_UNREAD = _PART
 """A name for which there was no time: no step, and no part of one."""
 
 
+def _in_one(meaning: Meaning) -> int:
+    handle = 1 + zlib.crc32(meaning.base.encode())
+    part = meaning.part or not meaning.base
+    return handle << _HANDLE | part * _PART | meaning.is_step * _STEP | int(meaning.role)
+
+
 class _Open:
-    """Ranges open in one another, the outermost first. A step is in no other one of its name, and it is not searched
-    for."""
+    """Ranges open in one another, the outermost first. A step is in no other one of its name."""
+
+    __slots__ = ("_names", "_steps")
 
     def __init__(self) -> None:
-        self._names: list[_Name] = []
-        self._dropped = 0
-        self._steps: dict[str, int] = {}
-        """Where those are that are called a step, by what they are called; those that were dropped are counted, too."""
+        self._names: list[int] = []
+        self._steps = 0
+        """How many are called a step."""
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def push(self, name: _Name) -> None:
+    def push(self, name: int) -> None:
         """A range began inside of all."""
-        if name.meaning.is_step:
-            self._steps[name.meaning.base] = self._dropped + len(self._names)
         self._names.append(name)
+        self._steps += bool(name & _STEP)
 
-    def pop(self) -> _Name:
+    def pop(self) -> int:
         """The innermost one ended."""
         name = self._names.pop()
-        if name.meaning.is_step:
-            del self._steps[name.meaning.base]
+        self._steps -= bool(name & _STEP)
         return name
 
     def drop(self) -> None:
         """The outermost one is forgotten."""
-        name = self._names.pop(0)
-        if name.meaning.is_step:
-            del self._steps[name.meaning.base]
-        self._dropped += 1
+        self._steps -= bool(self._names.pop(0) & _STEP)
 
-    def step(self, name: _Name) -> int:
+    def step(self, name: int) -> int:
         """Where the step of a name is open, if it is called a step. -1: nowhere."""
-        place = self._steps.get(name.meaning.base) if name.meaning.is_step else None
-        return -1 if place is None else place - self._dropped
+        return self._names.index(name) if name & _STEP and self._steps and name in self._names else -1
 
 
 @dataclass
@@ -112,7 +109,7 @@ class Marks:
     steps: int | None = None
     optimizers: int = 0
     _open: dict[tuple[int, int, bool], _Open] = field(default_factory=dict)
-    _names: OrderedDict[bytes, _Name] = field(default_factory=OrderedDict)
+    _names: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _backwards: bool = False
     """Whether a backward pass was named: the engine's own begins, which have no end, would report it twice."""
 
@@ -148,7 +145,8 @@ class Marks:
     @property
     def kept(self) -> int:
         """Bytes that are kept of names and open ranges, at most."""
-        return NAME_BYTES * len(self._names) + STACK_BYTES * len(self._open)
+        ranges = sum(map(len, self._open.values()))
+        return NAME_BYTES * len(self._names) + STACK_BYTES * len(self._open) + OPEN_BYTES * ranges
 
     def keep(self, most: int) -> None:
         """Keeps so many bytes: of the names that came last, which are understood anew when they come again, and of the
@@ -200,7 +198,7 @@ class Marks:
             rows += self._end(stack.pop(), ts, tid, len(stack))
             self.counters["ranges_unfinished"] += 1
 
-    def _name(self, text: bytes, meaning: Callable[[str], Meaning | None]) -> _Name:
+    def _name(self, text: bytes, meaning: Callable[[str], Meaning | None]) -> int:
         text = text.translate(_NUMBERS)
         known_name = self._names.get(text)
         if known_name is not None:
@@ -212,27 +210,28 @@ class Marks:
             return _UNREAD
         if len(self._names) >= NAMES:
             self._names.popitem(last=False)
-        known_name = self._names[text] = _Name(found, 1 + zlib.crc32(found.base.encode()))
+        known_name = self._names[text] = _in_one(found)
         return known_name
 
-    def _begin(self, name: _Name, ts: int, tid: int, depth: int) -> list[_Row]:
-        role = name.meaning.role
-        self.optimizers += role is Role.OPTIMIZER
-        if role is Role.BACKWARD:
+    def _begin(self, name: int, ts: int, tid: int, depth: int) -> list[_Row]:
+        role = name & _ROLE
+        self.optimizers += role == Role.OPTIMIZER
+        if role == Role.BACKWARD:
             self._backwards = True
             return [(ts, 0, tid, What.BACKWARD_BEGIN, 0, 0)]
         return [(ts, 0, tid, What.RANGE_BEGIN, role, 0)] if role else self._step(What.STEP_BEGIN, name, ts, tid, depth)
 
-    def _end(self, name: _Name, ts: int, tid: int, depth: int) -> list[_Row]:
-        role = name.meaning.role
-        if role is Role.BACKWARD:
+    def _end(self, name: int, ts: int, tid: int, depth: int) -> list[_Row]:
+        role = name & _ROLE
+        if role == Role.BACKWARD:
             return [(ts, 0, tid, What.BACKWARD_END, 0, 0)]
         return [(ts, 0, tid, What.RANGE_END, role, 0)] if role else self._step(What.STEP_END, name, ts, tid, depth)
 
-    def _step(self, what: What, name: _Name, ts: int, tid: int, depth: int) -> list[_Row]:
-        if name.meaning.part or not name.meaning.base or self.steps not in (None, name.handle):
+    def _step(self, what: What, name: int, ts: int, tid: int, depth: int) -> list[_Row]:
+        handle = name >> _HANDLE
+        if name & _PART or self.steps not in (None, handle):
             return []
-        return [(ts, name.handle, tid, what, int(name.meaning.is_step), depth)]
+        return [(ts, handle, tid, what, int(bool(name & _STEP)), depth)]
 
 
 def _own_marks(events: NDArray[np.void], *, engine: bool) -> NDArray[np.void]:
