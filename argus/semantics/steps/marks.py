@@ -33,9 +33,9 @@ _OF_NVTX = {"nvtx_push": _PUSH, "nvtx_pop": _POP, "nvtx_start": _START, "nvtx_en
 _NVTX = np.array([_OF_NVTX.get(call.kind, 0) for call in CALLS], np.uint8)
 
 STACKS = 256
-"""Threads, by domain and kind of range, whose open ranges are known. Beyond, the oldest is forgotten."""
+"""Threads, by domain and kind of range, whose open ranges are known: those that had some begin or end last."""
 NAMES = 4096
-"""Names whose meaning is remembered: of names without end those that came last, from a half of that on."""
+"""Names whose meaning is remembered: of names without end those that were used last."""
 NAME_BYTES, STACK_BYTES, OPEN_BYTES = 320, 400, 48
 """Memory of a name, of a thread that may have open ranges, and of an open range, at most."""
 _NUMBERS = bytes.maketrans(b"123456789", b"000000000")
@@ -108,7 +108,7 @@ class Marks:
     counters: Tally[str] = field(default_factory=Tally)
     steps: int | None = None
     optimizers: int = 0
-    _open: dict[tuple[int, int, bool], _Open] = field(default_factory=dict)
+    _open: OrderedDict[tuple[int, int, bool], _Open] = field(default_factory=OrderedDict)
     _names: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _backwards: bool = False
     """Whether a backward pass was named: the engine's own begins, which have no end, would report it twice."""
@@ -149,11 +149,11 @@ class Marks:
         return NAME_BYTES * len(self._names) + STACK_BYTES * len(self._open) + OPEN_BYTES * ranges
 
     def keep(self, most: int) -> None:
-        """Keeps so many bytes: of the names that came last, which are understood anew when they come again, and of the
-        threads that came last (``ranges_unfinished``)."""
+        """Keeps so many bytes: of the names that were used last, which are understood anew when they come again, and of
+        the threads that were (``ranges_unfinished``)."""
         part = most / max(self.kept, 1)
         for _ in range(len(self._open) - int(part * len(self._open))):
-            self.counters["ranges_unfinished"] += len(self._open.pop(next(iter(self._open))))
+            self._forget_stack()
         for _ in range(len(self._names) - int(part * len(self._names))):
             self._names.popitem(last=False)
 
@@ -183,15 +183,25 @@ class Marks:
                     stack.drop()
                     self.counters["ranges_unfinished"] += 1
             elif ended := self._open.get(key):
+                self._open.move_to_end(key)
                 rows += self._end(ended.pop(), ts, tid, len(ended))
             else:
                 self.counters["ranges_unmatched"] += 1
         return rows
 
     def _stack(self, key: tuple[int, int, bool]) -> _Open:
-        if key not in self._open and len(self._open) >= STACKS:
-            del self._open[next(iter(self._open))]
-        return self._open.setdefault(key, _Open())
+        stack = self._open.get(key)
+        if stack is not None:
+            self._open.move_to_end(key)
+            return stack
+        if len(self._open) >= STACKS:
+            self._forget_stack()
+        stack = self._open[key] = _Open()
+        return stack
+
+    def _forget_stack(self) -> None:
+        """Of the thread that had a range begin or end longest ago what is open is forgotten."""
+        self.counters["ranges_unfinished"] += len(self._open.popitem(last=False)[1])
 
     def _close(self, rows: list[_Row], stack: _Open, at: int, ts: int, tid: int) -> None:
         while len(stack) > at:
@@ -202,8 +212,7 @@ class Marks:
         text = text.translate(_NUMBERS)
         known_name = self._names.get(text)
         if known_name is not None:
-            if len(self._names) > NAMES // 2:
-                self._names.move_to_end(text)
+            self._names.move_to_end(text)
             return known_name
         found = meaning(text.decode(errors="replace"))
         if found is None:

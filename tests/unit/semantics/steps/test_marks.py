@@ -349,6 +349,40 @@ def test_names_without_end_do_not_make_others_forgotten() -> None:
     assert len(known._names) == NAMES
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_of_names_and_threads_those_that_were_used_last_are_kept(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's own came first, and went first."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(steps_marks, "STACKS", most := rng.choice([3, 8, 256]))
+    monkeypatch.setattr(steps_marks, "NAMES", most_names := rng.choice([4, 256]))
+    known, used, unfinished = Marks(), dict[int, int](), 0
+    names: dict[bytes, None] = {}
+    for ts in range(300):
+        tid, name = rng.randrange(20), rng.choice("abcdefghijkl").encode()
+        begins = rng.random() < 0.6
+        known.take(push(ts, name, tid=tid) if begins else pop(ts, tid=tid), ends_of_backward=True)
+        if begins:
+            names.pop(name, None)
+            names[name] = None
+            for oldest in [*names][:-most_names]:
+                del names[oldest]
+            opened = used.pop(tid, 0) + 1
+            if len(used) >= most:
+                unfinished += used.pop(next(iter(used)))
+            used[tid] = opened
+        elif used.get(tid):
+            used[tid] = used.pop(tid) - 1
+        assert [*known._names] == [*names]
+        assert [(key[0], len(each)) for key, each in known._open.items()] == [*used.items()]
+        assert known.counters["ranges_unfinished"] == unfinished
+    part = rng.random()
+    known.keep(int(part * known.kept))
+    left, left_names = [key[0] for key in known._open], [*known._names]
+    assert left == [*used][len(used) - len(left) :]
+    assert left_names == [*names][len(names) - len(left_names) :]
+    assert known.counters["ranges_unfinished"] == unfinished + sum(used.values()) - sum(map(len, known._open.values()))
+
+
 def test_the_numbers_in_a_name_are_no_other_names() -> None:
     asked: list[str] = []
 
