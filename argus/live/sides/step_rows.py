@@ -106,7 +106,8 @@ class StepRows:
             self.store(job, now, drained_ns, final=True)
             if not is_waiting(job):
                 return
-        drop_ends(job.marked)
+        if job.by_marks is not False:
+            drop_ends(job.marked)
 
     def _store_phases(self, job: Job, all_steps: NDArray[np.void]) -> NDArray[np.void]:
         """Stores where the time of these steps went. Returns them with the boundaries that marks set."""

@@ -18,7 +18,7 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge, nsmallest
 from itertools import islice
 
 import numpy as np
@@ -972,49 +972,61 @@ def kept_marks(steps: MarkedSteps, rank: int) -> int:
 
 def keep_marks(steps: MarkedSteps, rank: int, most: int) -> None:
     """Keeps so many bytes of a rank's newest marks, and of the threads and names with most of them; those that go are
-    ``step_ends_dropped``."""
+    ``step_ends_dropped``, as far as they end steps."""
     state = steps._ranks[rank]
     state.fed += COUNTED_MARKS + 1
-    room = max(most // 2, most - (kept_marks(steps, rank) - state.structure))
-    steps.counters["step_ends_dropped"] += _keep_names(state, room)
+    if kept_marks(steps, rank) <= most:
+        return
+    _keep_names(steps, state, max(most // 2, most - state.held))
     state.fed += COUNTED_MARKS + 1
-    part = max(most - state.structure, 0) / max(kept_marks(steps, rank) - state.structure, 1)
+    kept_marks(steps, rank)  # counted anew
+    room = max(most - state.structure, 0)
+    if state.held <= room:
+        return
+    part = room / state.held
     for thread in state.threads.values():
-        gone = max(len(thread.ends) - int(part * len(thread.ends)), 0)
+        gone = len(thread.ends) - int(part * len(thread.ends))
         thread.dropped += gone
         for _ in range(gone):
             thread.ends.popleft()
         for ranges in thread.ranges.values():
-            gone = max(len(ranges.begins) - int(part * len(ranges.begins)), 0)
+            gone = len(ranges.begins) - int(part * len(ranges.begins))
             ranges.dropped += gone
             ranges.begins = ranges.begins[gone:]
-    state.held = min(state.held, max(most - state.structure, 0))
+    state.held = room
 
 
-def _keep_names(state: _Rank, most: int) -> int:
-    """Keeps so many bytes of a rank's threads and names of ranges: those with most marks, and its main thread. Returns
-    how many ends and begins go."""
-    gone, left = 0, state.structure
+def _keep_names(steps: MarkedSteps, state: _Rank, most: int) -> None:
+    """Keeps so many bytes of a rank's threads and names of ranges: those with most marks, and its main thread. Of what
+    goes begins of steps are counted: of ranges that are the steps or, while that is not known, are called so. (Ends of
+    another than the main thread end no steps.)"""
+    excess = state.structure - most
+    if excess <= 0:
+        return
     ranges = [
         (each.is_step, each.seen, tid, name) for tid, of in state.threads.items() for name, each in of.ranges.items()
     ]
-    for _, _, tid, name in sorted(ranges) if left > most else ():
-        if left <= most:
-            break
-        gone += len(state.threads[tid].ranges.pop(name).begins)
-        left -= RANGES_BYTES
+    going = nsmallest(-(-excess // RANGES_BYTES), ranges)
+    undecided = steps._by_batch is None
+    ends_steps = [is_step if undecided else name == steps._range for is_step, _, _, name in going]
+    shown = state.ranges() if any(ends_steps) else {}
+    for (_, _, tid, name), counts in zip(going, ends_steps, strict=True):
+        gone = state.threads[tid].ranges.pop(name)
+        if counts and shown[name] is gone:
+            steps.counters["step_ends_dropped"] += len(gone.begins) + gone.dropped
+    left = state.structure - RANGES_BYTES * len(going)
     main = state.main()
     for tid, thread in sorted(state.threads.items(), key=lambda item: item[1].worth):
         if left <= most:
             break
         if thread is not main and not thread.ranges:
-            gone += len(thread.ends)
             left -= thread.size
             state.remove(tid)
-    for thread in state.threads.values():
-        thread.ranges = {name: each for name, each in thread.ranges.items()}  # noqa: C416  (a copy would be as large)
-    state.count(state.threads)
-    return gone
+    changed = {tid for _, _, tid, _ in going} & state.threads.keys()
+    for tid in changed:
+        thread = state.threads[tid]
+        thread.keep(thread.ranges)  # a dictionary of which much was removed is as large as before
+    state.count(changed)
 
 
 def kept_calls(steps: MarkedSteps, rank: int) -> int:

@@ -168,3 +168,38 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
             side.find_pulses(1 << 62)
     assert lengths[True] == [0.02] * 4
     assert lengths[False] == [0.02, 0.04, 0.08, 0.16]
+
+
+@pytest.mark.parametrize("by_marks", [None, True, False])
+def test_ends_that_wait_when_a_trace_ends_are_counted_where_they_are_steps(
+    by_marks: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of a job whose steps are found by its calls."""
+    job = Job("job", 1, groups_due=float("inf"))
+    job.members[0] = member = Member(Target(), 0, "order")  # type: ignore[arg-type]
+    rows = StepRows(a_session(Rows(), jobs=[job]), Nothing())  # type: ignore[arg-type]
+    job.feed_marks(member, np.array([mark for number in range(20) for mark in marks_of_step(number)], MARK))
+    job.by_marks = by_marks
+    monkeypatch.setattr("argus.live.sides.step_rows.is_waiting", lambda _: True)
+    monkeypatch.setattr(rows, "store", lambda *_, **__: None)
+    rows.store_last(job, 0.0, 0)
+    assert job.counters()["step_ends_dropped"] == (0 if by_marks is False else 19)
+
+
+def test_steps_whose_marks_were_dropped_are_stored_without_phases() -> None:
+    writer = Rows()
+    job = Job("job", 1, groups_due=float("inf"))
+    job.members[0] = member = Member(Target(), 0, "order")  # type: ignore[arg-type]
+    rows = StepRows(a_session(writer, jobs=[job]), Nothing())  # type: ignore[arg-type]
+    job.feed_marks(member, np.array([mark for number in range(20) for mark in marks_of_step(number)], MARK))
+    job.phases[0].keep(40)
+    rows.store(job, 0.0, (110 + 20 * STEP_MS) * MS, final=False)
+    stored = sorted((row["ts"].value, row["step"]) for row in writer["iterations"])
+    dropped_ns = marks_of_step(9)[-1][0]
+    assert len(stored) >= 17
+    phased = sorted({row["step"] for row in writer["phases"]})
+    begins = [ts - stored[0][0] + marks_of_step(0)[-1][0] for ts, _ in stored]
+    assert phased == [step for (_, step), begin in zip(stored, begins, strict=True) if begin > dropped_ns]
+    assert job.phased_steps == len(phased) >= 7
+    assert job.counters()["steps_without_phases"] == len(stored) - len(phased) == 10
+    assert job.phase_ns["optimizer"] == pytest.approx(3 * MS * len(phased), rel=0.01)
