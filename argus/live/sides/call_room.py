@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.live.gpu.process import LAST_STEPS_S
 from argus.live.gpu.room import max_min
 from argus.live.job import Job, keep_early, kept_early
 from argus.live.session import Session
@@ -20,7 +21,7 @@ from argus.semantics.steps.by_marks import forget_calls, keep_calls, keep_marks,
 _Row = TypeVar("_Row", bound=np.generic)
 
 SEVERAL, ALONE = 128 << 20, 256 << 20
-"""Bytes kept of all ranks where several owners' are traced, and of one that is alone: all of Argus is to stay below
+"""Bytes kept of all ranks where several users' are traced, and of one that is alone: all of Argus is to stay below
 500 MB. The ranks of a node, 16 or fewer, keep 8 MB each at most."""
 DOWN_TO = 7 / 8
 """Who has too many drops so many that this part of the room is used: not some in each turn."""
@@ -37,8 +38,8 @@ WEIGHTS = {
     "early": 4.0,
 }
 """How much of a rank's part each may have, against the others: calls whose kernels have ended are needed no more."""
-KERNELS_S = 10.0
-"""So long after its last steps were stored no kernel of a job comes any more (``live.gpu.process.LINGER_S``)."""
+KERNELS_S = LAST_STEPS_S
+"""So long after a job's last process was forgotten none of its kernels comes any more."""
 
 
 @dataclass
