@@ -31,6 +31,7 @@ class Patience:
     def __init__(self, now: Callable[[], float] = lambda: time.monotonic()) -> None:
         self._now = now
         self._saved_s, self._at = SAVED_S, now()
+        self._closings_s = SAVED_S
         self._left_s, self._until = TURN_S, self._at + LONGEST_S
         self._several = False
 
@@ -39,6 +40,7 @@ class Patience:
         then of each owner one after the other."""
         files = list(attachments)
         now = self._now()
+        self._closings_s = min(self._closings_s + OF_LOOP * (now - self._at), SAVED_S)
         self._saved_s, self._at = min(self._saved_s + OF_LOOP * (now - self._at), SAVED_S), now
         self._left_s, self._until = min(TURN_S, self._saved_s), now + LONGEST_S
         self._several = len({each.owner for each in files}) > 1
@@ -65,4 +67,11 @@ class Patience:
     def closing_s(self) -> float:
         """How long to wait until probes are gone."""
         self.begin(())
-        return max(self._saved_s, 0.0)
+        return max(min(self._saved_s, self._closings_s), 0.0)
+
+    def spend_closing(self, waited_s: float, *, gone: bool) -> None:
+        """It was waited until probes are gone. Those that go in time take nothing from files that are probed later, but
+        they add up, too: one change after the other would hold the loop for long."""
+        self._closings_s -= max(waited_s - ANSWERS_S, 0.0) if gone else waited_s
+        if not gone:
+            self.spend(waited_s, came=False)

@@ -348,19 +348,17 @@ class Probes(TracedProcesses):
 
     # --- probes
 
-    def ignore(self, pid: int) -> None:
-        """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
-        map, too, go on costing its calls their traps into the kernel."""
-        target = self._target(pid)
-        if target is not None:
-            target["ignored"] = 1
-            self._module["targets"].set(pid, target.tobytes())
-        own = [attachment for attachment in self.attachments if attachment.pid == pid]
-        if own:
-            self._forget(own)
-            pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
-            self._close_soon([*(both for both in pulses if both[0]), *self._links_of(*own)])
-            self._placement.release(*own)
+    def ignore(self, *pids: int) -> None:
+        """Records nothing more of processes. Probes that stand in these alone are taken away, which nobody waits for;
+        those of files that others map, too, go on costing their calls the traps into the kernel."""
+        for pid in pids:
+            target = self._target(pid)
+            if target is not None:
+                target["ignored"] = 1
+                self._module["targets"].set(pid, target.tobytes())
+        ignored = set(pids)
+        if own := [attachment for attachment in self.attachments if attachment.pid in ignored]:
+            self.release(own)
 
     def attach(
         self,
@@ -494,8 +492,9 @@ class Probes(TracedProcesses):
     def _close_soon(self, links: list[tuple[list[int], list[int]]]) -> None:
         """Returns when they are closed, or after a while."""
         seconds, begun = self._patience.closing_s(), time.monotonic()
-        if links and not close_in_time(links, seconds):
-            self._patience.spend(time.monotonic() - begun, came=False)
+        if links:
+            gone = close_in_time(links, seconds)
+            self._patience.spend_closing(time.monotonic() - begun, gone=gone)
 
     def _close(self, *attachments: Attachment) -> None:
         close_in_time(self._links_of(*attachments))

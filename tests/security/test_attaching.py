@@ -1088,6 +1088,50 @@ def test_files_that_do_not_answer_hold_no_change(change: str, monkeypatch: pytes
     assert clocked.now - begun <= patience.SAVED_S + 20 * (patience.TURN_S * patience.OF_LOOP + 0.1)
 
 
+@pytest.mark.parametrize("takes_s", [0.02, 0.04])
+def test_closings_that_are_quick_are_waited_for(takes_s: float) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    patient = Patience(lambda: clock.now)
+    for _ in range(1000):
+        assert patient.closing_s() == patience.SAVED_S
+        clock.now += takes_s
+        patient.spend_closing(takes_s, gone=True)
+    assert patient.seconds() == patience.TURN_S
+
+
+def test_closings_that_end_in_time_do_not_add_up() -> None:
+    """Who holds his lock for a while, again and again, had each change of plan wait for that: 0.7 s each."""
+    clock = SimpleNamespace(now=1000.0)
+    patient, held_s = Patience(lambda: clock.now), 0.0
+    for _ in range(100):
+        waited_s = min(patient.closing_s(), 0.7)
+        clock.now += waited_s
+        held_s += waited_s
+        patient.spend_closing(waited_s, gone=waited_s == 0.7)
+    assert held_s <= 2 * patience.SAVED_S
+    assert patient.seconds() > 0, "files that are probed have time of their own"
+
+
+def test_processes_that_are_ignored_at_once_are_waited_for_not_at_all(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was waited for until its probes were gone: 20 processes of one look held the loop for 6 s."""
+    probes = with_placement(probes_on([str(number) for number in range(40)]))
+    waits = list[Any]()
+    monkeypatch.setattr("argus.capture.probes.close_in_time", lambda *words: waits.append(words) or True)
+    probes._target = lambda pid: None
+    files = list(probes.attachments)
+    for number, attachment in enumerate(files):
+        attachment.pid, attachment.entry_links = number // 2, [10 + number]
+        attachment.optional_links.clear()
+    probes.ignore(*range(10, 20))
+    assert not waits
+    assert probes.attachments == files[:20]
+    (closing,) = probes._closing
+    assert closing.wait(10)
+    assert sorted(kernel.closed) == list(range(30, 50))
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_files_that_answer_have_all_their_probes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)

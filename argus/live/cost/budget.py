@@ -275,14 +275,15 @@ class BudgetSide(Side):
                 cost_ns = new_hits * RUN_NS + new_ns * min(self.overhead.correction, 1.0)
                 spent[pid] = Spent(id(job), job.owner, new_hits, cost_ns, refused, elapsed_s, ran_s)
         ignored = self._neighbours.look(spent)
+        if ignored:  # all at once: to let go of probes takes time
+            self._session.probes.ignore(*ignored)
         for pid, why in ignored.items():
             self._ignore(pid, why)
         return bool(ignored) or self._neighbours.suspects
 
     def _ignore(self, pid: int, why: str) -> None:
-        """Records no call of a process any more."""
+        """Notes that no call of a process is recorded any more."""
         job, member = self._session.roster.by_pid[pid]
-        self._session.probes.ignore(pid)
         member.ignored = f"the calls of process {pid} are ignored: {why}"
         self._session.note(f"rank {member.rank} of {job.name}: {member.ignored}; trace it alone with --pid {pid}")
         self._signals.store()
