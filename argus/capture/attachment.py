@@ -73,6 +73,7 @@ class Attachment:
         lacks_slot: They had no room for it: PyTorch's collectives and attention are not probed there, and its other
             probes may cost more.
         lacks_code: Its instructions could not be read: its probes stand on the functions' entries, whatever they cost.
+        links_kept: Descriptors that are kept for its links (``link_room.LinkRoom``).
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -101,6 +102,7 @@ class Attachment:
     has_slot: bool = False
     lacks_slot: bool = False
     lacks_code: bool = False
+    links_kept: int = 0
 
     def did_not_answer(self, late: Callable[[float], bool]) -> None:
         """Probes on it have not come in time. ``late``: as the attribute."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -64,19 +66,37 @@ class CallPrices(NamedTuple):
         return cls(*columns) if columns else cls(*np.zeros((3, 256)))
 
 
-def write_prices(table: Map, attachments: Iterable[Attachment], entries: Callable[[int], bool]) -> None:
+class TrapPrices:
     """Has the kernel count what each process spends on traps, and loses after them (``REFILL``). Files that share the
-    last slot have the highest of their prices.
+    last slot have the highest of their prices. Any thread may write.
 
     Args:
         table: ``trap_prices`` of bpf/common.bpf.h.
-        attachments: All that share the last slot, and any others.
+        attachments: All files with probes.
         entries: As ``CallPrices.of`` has it.
     """
-    shared: dict[int, int] = {}
-    for attachment in attachments:
-        for call, whole in attachment.prices.items():
-            price = attachment.entry_prices[call] if entries(call) else whole
-            if attachment.slot == FILE_SLOTS - 1:
-                price = shared[call] = max(shared.get(call, 0), price)
-            table.set(attachment.slot << 8 | call, price + int(REFILL[call]))
+
+    def __init__(
+        self, table: Map, attachments: Callable[[], Iterable[Attachment]], entries: Callable[[int], bool]
+    ) -> None:
+        self._table, self._attachments, self._entries = table, attachments, entries
+        self._shared: dict[int, int] = {}
+        """The highest prices in the last slot since all were written, by the call's number."""
+        self._lock = threading.Lock()
+
+    def write(self, new: Iterable[Attachment] | None = None) -> None:
+        """Writes the prices of new files, or anew those of all, which is needed when others are probed by their entries
+        alone. Each place in the table is written once, however many files share it."""
+        with self._lock:
+            if new is None:
+                self._shared = {}
+            written: dict[int, int] = {}
+            entries = cache(self._entries)
+            for attachment in self._attachments() if new is None else new:
+                for call, whole in attachment.prices.items():
+                    price = attachment.entry_prices[call] if entries(call) else whole
+                    if attachment.slot == FILE_SLOTS - 1:
+                        price = self._shared[call] = max(self._shared.get(call, 0), price)
+                    written[attachment.slot << 8 | call] = price + int(REFILL[call])
+            for place, price in written.items():
+                self._table.set(place, price)

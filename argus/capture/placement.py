@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from argus.capture.attachment import Attachment, subject_of
+from argus.capture.kernel.links import Backend
 from argus.capture.kernel.programs import Module
+from argus.capture.link_room import LinkRoom
 from argus.capture.prices import Prices
 from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code, RemoteCode
 from argus.capture.process.pytorch import Layout
@@ -57,12 +59,17 @@ class Placement:
         module: The programs, whose maps get files and places.
         prices: What probes cost on this machine.
         launch_durations: Whether exits of launches are probed too.
+        backend: How probes are attached.
+
+    Attributes:
+        links: Descriptors that each owner's files may take.
     """
 
-    def __init__(self, module: Module, prices: Prices, *, launch_durations: bool) -> None:
+    def __init__(self, module: Module, prices: Prices, *, launch_durations: bool, backend: Backend = "multi") -> None:
         self._module = module
         self._prices = prices
         self._launch_durations = launch_durations
+        self.links = LinkRoom(backend, launch_durations=launch_durations)
         self._file_slots: dict[tuple[FileKey, Layout | None], _Slot] = {}
         """By the file, and by the version of PyTorch that its process shows beside it."""
         self._lock = threading.Lock()
@@ -89,12 +96,17 @@ class Placement:
         timed: bool,
         owner: tuple[int, str],
     ) -> None:
-        """Where probes go, and what each costs. ``release`` the attachment when it has no probes any more.
+        """Where probes go, and what each costs. ``release`` the attachment when it has no probes any more, and give
+        back its ``links`` when those are closed.
 
         Args:
             owner: User and container of the process whose file it is.
+
+        Raises:
+            ArgusError: Its owner's files have as many links as they may.
         """
         library = attachment.library
+        self.links.take(attachment)
         slot = self._file_slot(attachment, owner)
         chosen = self._functions(attachment, without)
         code.look_ahead(offset for _, offset in chosen)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.attachment import Attachment, Subject, subject_of
-from argus.capture.call_prices import CallPrices, write_prices
+from argus.capture.call_prices import CallPrices, TrapPrices
 from argus.capture.kernel import btf
 from argus.capture.kernel.compile import CompileError, compiled
 from argus.capture.kernel.links import (
@@ -299,7 +299,8 @@ class Probes(TracedProcesses):
         self._closing: list[Aside[None]] = []
         self._patience = Patience()
         self.prices: Prices = prices(self.backend, self._attach_to_self)
-        self._placement = Placement(self._module, self.prices, launch_durations=launch_durations)
+        self._placement = Placement(self._module, self.prices, launch_durations=launch_durations, backend=self.backend)
+        self._trap_prices = TrapPrices(self._module["trap_prices"], lambda: self.attachments, self._by_entry)
         self._at_exit = self._attach_at_exit()
         self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
         self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
@@ -390,6 +391,7 @@ class Probes(TracedProcesses):
             self._placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner)
         except BaseException:
             self._placement.release(attachment)
+            self._placement.links.give_back(attachment)
             raise
         attachment.places = _entry_offsets(by_program)
         try:
@@ -400,7 +402,7 @@ class Probes(TracedProcesses):
                 self._attach_optional(attachment, subject, in_time=False)
             self._join(attachment)
         except BaseException as reason:
-            self.let_go(self._links_of(attachment))
+            self.let_go(self._links_of(attachment), [attachment])
             self._placement.release(attachment)
             if not isinstance(reason, OSError):
                 raise
@@ -476,11 +478,12 @@ class Probes(TracedProcesses):
         self._close(*chosen)
         self._forget(chosen)
         self._placement.release(*chosen)
+        self._placement.links.give_back(*chosen)
 
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         self._forget(attachments)
-        self.let_go(self._links_of(*attachments))
+        self.let_go(self._links_of(*attachments), attachments)
         self._placement.release(*attachments)
 
     def _forget(self, attachments: Iterable[Attachment]) -> None:
@@ -563,11 +566,20 @@ class Probes(TracedProcesses):
             raise
         return links
 
-    def let_go(self, links: list[tuple[list[int], list[int]]]) -> None:
-        """Closes links, on a thread: each close waits for a grace period of the kernel, and nobody needs to."""
+    def let_go(self, links: list[tuple[list[int], list[int]]], of: Collection[Attachment] = ()) -> None:
+        """Closes links, on a thread: each close waits for a grace period of the kernel, and nobody needs to. ``of``:
+        files that have no others."""
+
+        def close() -> None:
+            try:
+                close_links(links)
+            finally:
+                if of:
+                    self._placement.links.give_back(*of)
+
         with self._lock:
             self._closing = [closing for closing in self._closing if not closing.wait(0)]
-            self._closing.append(Aside(lambda: close_links(links), "argus-unlink"))
+            self._closing.append(Aside(close, "argus-unlink"))
 
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
@@ -684,10 +696,8 @@ class Probes(TracedProcesses):
         return kind is not None and (kind not in self.probed or kind in self.entries_only)
 
     def write_prices(self, new: Sequence[Attachment] | None = None) -> None:
-        """Has the kernel know what calls cost, of all files, or of new ones: then also of those that share a slot."""
-        shared = [each for each in self.attachments if not each.has_slot]
-        chosen = self.attachments if new is None else [*new, *shared]
-        write_prices(self._module["trap_prices"], chosen, self._by_entry)
+        """Has the kernel know what calls cost, of all files, or of new ones."""
+        self._trap_prices.write(new)
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""

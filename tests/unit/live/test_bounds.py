@@ -90,6 +90,8 @@ CLASSES = {
     "capture/late_probes": ("LateProbes",),
     "capture/owners": ("Owners", "ThreadOwners"),
     "capture/placement": ("Placement",),
+    "capture/link_room": ("LinkRoom",),
+    "capture/call_prices": ("TrapPrices",),
     "capture/sampler": ("StackProbes",),
     "tables/collectives": ("Generations", "_Process"),
     "capture/process/names": ("KernelNames",),
