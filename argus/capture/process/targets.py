@@ -11,6 +11,7 @@ import pwd
 import re
 import select
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
+from argus.capture.library_room import LibraryRoom
 from argus.capture.process import nccl, symbol_cache
 from argus.capture.process.elf import Beyond, NotElf, Place
 from argus.capture.process.mapped import Allowance, File, Lasting, Reference, key_of, lasting, open_mapped, owner_text
@@ -36,6 +38,7 @@ from argus.system.proc import (
     lines_of,
     number,
     numbers,
+    owner_of,
     read_cgroup,
     read_file,
     stat_of,
@@ -698,7 +701,8 @@ class Libraries(list[Library]):
     """Libraries of a process.
 
     Attributes:
-        unread: Files that were not read: the process maps too many new ones at once. A later call reads them.
+        unread: Files that were not read: the process maps too many new ones at once, or its owner's map too many. A
+            later call reads them.
     """
 
     unread = 0
@@ -778,12 +782,28 @@ MOST_FIELD = (1 << 31) - 1
 megabyte. What is said to lie farther is not known."""
 
 
+_room = LibraryRoom()
+"""What this process may note of what others map."""
+_offsets_of: weakref.WeakKeyDictionary[Reference, dict[str, int]] = weakref.WeakKeyDictionary()
+"""Of files that the reader process has parsed: processes of a node map the same ones, and share them."""
+_NAMES = {name: name for name in _LOOKED_FOR}
+
+
+def _shared_offsets(file: Reference, offsets: dict[str, int]) -> dict[str, int]:
+    """The same as were noted of a file before, or these."""
+    before = _offsets_of.get(file)
+    if before == offsets:
+        return before
+    _offsets_of[file] = offsets
+    return offsets
+
+
 def _of_reader(pid: int, answer: reader.Answer) -> Libraries:
     """What the reader process has found in a process."""
     rows = answer.what["libraries"]
     if len(rows) != len(answer.fds):
         raise reader.Malformed("libraries without descriptors")
-    libraries = Libraries()
+    libraries, owner, over = Libraries(), owner_of(pid), 0
     for row in rows:
         mode, inode, device, links, uid, gid, size, ctime_ns, mtime_ns = reader.integers(row["status"])
         status = SimpleNamespace(
@@ -798,7 +818,11 @@ def _of_reader(pid: int, answer: reader.Answer) -> Libraries:
             st_mtime_ns=mtime_ns,
         )
         file = Reference.received(answer.fds.pop(0), status, bool(row["on_overlay"]))
+        if not _room.has_file(file, owner):
+            over += 1
+            continue
         names = list(row["offsets"])
+        offsets = reader.integers([row["offsets"][name] for name in names], 1 << 63)
         layout = None
         if row["layout"] is not None:
             sizes, numel, group = row["layout"]
@@ -816,7 +840,7 @@ def _of_reader(pid: int, answer: reader.Answer) -> Libraries:
                 reader.text(row["device"], 32),
                 reader.integers([row["inode"]])[0],
                 bool(row["deleted"]),
-                dict(zip(names, reader.integers([row["offsets"][name] for name in names], 1 << 63), strict=True)),
+                _shared_offsets(file, {_NAMES.get(name, name): at for name, at in zip(names, offsets, strict=True)}),
                 tuple(reader.text(role, 64) for role in row["roles"]),
                 (size, ctime_ns),
                 reader.integers([row["text_bytes"]])[0],
@@ -824,7 +848,8 @@ def _of_reader(pid: int, answer: reader.Answer) -> Libraries:
                 pid,
             )
         )
-    libraries.unread = reader.integers([answer.what["unread"]], 1 << 32)[0]
+    over += _room.cut(pid, libraries, owner)
+    libraries.unread = reader.integers([answer.what["unread"]], 1 << 32)[0] + over
     reader.entries(answer.what["entries"])
     return libraries
 

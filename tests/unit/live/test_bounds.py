@@ -92,6 +92,7 @@ CLASSES = {
     "capture/placement": ("Placement",),
     "capture/link_room": ("LinkRoom",),
     "capture/call_prices": ("TrapPrices",),
+    "capture/library_room": ("_Kept",),
     "capture/sampler": ("StackProbes",),
     "tables/collectives": ("Generations", "_Process"),
     "capture/process/names": ("KernelNames",),
