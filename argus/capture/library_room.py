@@ -29,6 +29,7 @@ class _Kept(Generic[Key]):
         self._dead: deque[tuple[Key, weakref.ref[Any]]] = deque()
         """Their numbers are taken off by the next who asks: an object may end at any moment, in any thread."""
         self._of_owner: Tally[Owner] = Tally()
+        self._of_user: Tally[int] = Tally()
         self._all = 0
 
     def settle(self) -> None:
@@ -43,8 +44,11 @@ class _Kept(Generic[Key]):
         _, owner, number = self._by_key.pop(key, (None, (-1, ""), 0))
         self._all -= number
         self._of_owner[owner] -= number
+        self._of_user[owner[0]] -= number
         if not self._of_owner[owner]:
             del self._of_owner[owner]
+        if not self._of_user[owner[0]]:
+            del self._of_user[owner[0]]
 
     def has(self, key: Key) -> bool:
         """Whether one of this key is counted."""
@@ -56,13 +60,13 @@ class _Kept(Generic[Key]):
         self._by_key[key] = of, owner, number
         self._all += number
         self._of_owner[owner] += number
+        self._of_user[owner[0]] += number
 
     def room(self, owner: Owner, most: int) -> int:
         """How many more an owner may have: as many as are left for others then, a user with several containers twice as
         many."""
         left = most - self._all
-        of_user = sum(number for other, number in self._of_owner.items() if other[0] == owner[0])
-        return max(min((left - self._of_owner[owner]) // 2, (2 * left - of_user) // 3), 0)
+        return max(min((left - self._of_owner[owner]) // 2, (2 * left - self._of_user[owner[0]]) // 3), 0)
 
 
 class LibraryRoom:

@@ -86,7 +86,7 @@ def test_what_is_counted_is_what_lives(seed: int) -> None:
         for of, number in ((each[0], len(each[1])) for each in now.values()):
             expected[of] += number
         assert room._libraries._of_owner == +expected
-        assert room._libraries._all == expected.total() <= 400
+        assert room._libraries._all == room._libraries._of_user.total() == expected.total() <= 400
         assert set(room._libraries._by_key) == set(now)
 
 
