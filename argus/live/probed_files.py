@@ -185,6 +185,9 @@ class ProbedFiles:
                 return
             elsewhere = others.among(libraries)
         self._shared.update({key: key not in elsewhere for key in fresh})
+        for key in fresh:  # what waited for the look waits no longer
+            if (missing := self._missing.get((key, None))) is not None and missing.why is None:
+                missing.again_at = 0.0
 
     def _put_off(self, fresh: Mapping[FileKey, _Uses]) -> None:
         """While all processes are looked at files lack their probes, for ``MISSED_S`` at most: then they have them in

@@ -697,13 +697,17 @@ def test_a_file_waits_for_a_look_and_not_the_loop(
     files = without_children(FakeProbes())
     node.mapped = {1: {1, 2, 3}, 2: {2}, 9: {3}}
     clock.slow_s = 1.0
-    users = [a_target(1, HONEST, [1, 2, 3]), a_target(2, HONEST, [2])]
+    users, began = [a_target(1, HONEST, [1, 2, 3]), a_target(2, HONEST, [2])], clock.now
     files.attach(users, {1, 2}, running=True)
     assert sum(clock.waited) <= attaching.TURN_S
     assert (files.attached, len(files._missing), files.due()) == ([], 3, False)
     settle(files)
-    clock.now += 1
+    waited_s = clock.now - began
+    clock.now += 0.3
+    assert not files.due()
+    clock.slow_s = waited_s + 0.3
     assert files.due()
+    assert clock.now - began < module.MISSED_S
     clock.slow_s = 0.0
     files.attach(users, {1, 2}, running=True)
     assert [(each.library.key[1], each.pid) for each in files.attached] == [(1, None), (2, None), (3, 1)]
