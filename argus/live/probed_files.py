@@ -17,10 +17,12 @@ from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
 from argus.live.cost.attaching import ATTACH_S, OF_LOOP, Attaching
 from argus.live.cost.mapped_elsewhere import MappedElsewhere
+from argus.live.cost.turns import Turns
 from argus.live.job import Member
 from argus.live.session import Session
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.model.losses import Owner, Whom
+from argus.model.losses import UNKNOWN, Owner, Whom
+from argus.model.shares import CONTAINERS
 
 KEPT_FILES = 64
 """Files that no traced process maps any more and whose probes stay: a job that starts again maps the same ones, and the
@@ -31,12 +33,19 @@ LATER_S = 0.2
 MISSED_S = 1.0
 """A process that ends has missed probes that it lacked for so long, or that waited for their turn: others come as soon
 as the kernel can put them there."""
+MOST_WAITING, LEAST_WAITING = 2048, 32
+"""Files that lack their probes, in one process or in all, that are gone through for one owner; of a user in many
+containers eight times as many, and the least of each further one. Others have their turn once some are probed."""
+LOOKS_S = 1.0
+"""CPU time that an owner has saved for its files to be gone through: it gets a tenth of the loop's time."""
+_NOBODY: Owner = (-2, "")
+"""Has its part of that time, and leaves it: so what an owner spends is taken off though it is alone, too."""
 _Place = tuple[FileKey, int | None]
 """A file, in one process or in all."""
 _Uses = list[tuple[Library, Target]]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Missing:
     """Probes that a process would have on a file, and has not."""
 
@@ -45,7 +54,7 @@ class _Missing:
     wait_s: float = RETRY_S
     why: ArgusError | None = None
     """Why the kernel refused them."""
-    counted: set[int] = field(default_factory=set)
+    counted: AbstractSet[int] = frozenset()
     """Processes for which that is counted."""
     whom: dict[int, Whom] = field(default_factory=dict)
     """Processes that lack them, and whom that concerns: it is not known any more once they have ended."""
@@ -54,6 +63,23 @@ class _Missing:
 
     def refused(self, why: ArgusError, now: float) -> None:
         self.why, self.again_at, self.wait_s = why, now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
+
+
+class _Waiting:
+    """How many files that lack probes are gone through, of each owner and user."""
+
+    def __init__(self) -> None:
+        self._of_owner = Tally[Owner]()
+        self._of_user = Tally[int]()
+
+    def has_room(self, owner: Owner) -> bool:
+        """Whether an owner may have one more, which is taken then."""
+        most = MOST_WAITING if self._of_user[owner[0]] < CONTAINERS * MOST_WAITING else LEAST_WAITING
+        if self._of_owner[owner] >= most:
+            return False
+        self._of_owner[owner] += 1
+        self._of_user[owner[0]] += 1
+        return True
 
 
 def _turn_of(places: Mapping[_Place, _Uses]) -> Callable[[_Place], int]:
@@ -100,7 +126,11 @@ class ProbedFiles:
         self._elsewhere = MappedElsewhere(lambda pid: pid in self._pids or pid in family)
         self._missing: dict[_Place, _Missing] = {}
         """Files that processes map and that have no probes."""
-        self._due_at = math.inf
+        self._left_out: dict[int, int] = {}
+        """Of each process, files that were left out at one time and are counted."""
+        self._looks = Turns(OF_LOOP, LOOKS_S)
+        self._due_at: dict[Owner, float] = {}
+        """When the files of an owner are gone through again, if there is time."""
         self._changed = False
         self._refused: set[Owner] = set()
         """Owners of whom no more files may be under way in this look."""
@@ -132,25 +162,35 @@ class ProbedFiles:
         """
         owners = [target.identity.owner for target in users]
         self._attaching.begin(owners, running=running)
+        self._fill(owners)
         begun_s = time.thread_time()
         self._changed = False
         self._refused.clear()
         self._adopt_attached()
-        wanted: dict[FileKey, list[tuple[Library, Target]]] = {}
-        for target in users:
-            for library in target.libraries:
-                wanted.setdefault(library.key, []).append((library, target))
         self._pids = pids
+        # Who has very many files that lack probes does not have them gone through all the time.
+        going = {owner for owner in self._due_at if not running or self._looks.may(owner)}
+        gone_through = [target for target in users if target.identity.owner in going]
+        places, left_out = self._places(gone_through)
         # Decided for all files before the first is probed: that takes long, and probes cost the job meanwhile.
-        self._decide({key: uses for key, uses in wanted.items() if key not in self._shared}, running)
-        places = self._places(wanted)
+        fresh = {key: uses for (key, _), uses in places.items() if key not in self._shared}
+        self._decide(fresh, running)
+        if not self._shared.keys().isdisjoint(fresh):
+            places, left_out = self._places(gone_through)
         self._count_missed({target.pid for target in users})
-        self._missing = {place: missing for place, missing in self._missing.items() if place in places}
+        resting = {target.pid for target in users if target.identity.owner not in going}
+        self._missing = {
+            place: missing
+            for place, missing in self._missing.items()
+            if place in places or not resting.isdisjoint(missing.whom)
+        }
         for place in sorted(places, key=_turn_of(places)):
             self._attach_one(place, places[place], running)
-        self._count_missing(places)
-        # Who has very many files that lack probes does not have them gone through all the time.
-        self._due_at = max(self._due_at, time.monotonic() + (time.thread_time() - begun_s) / OF_LOOP)
+        self._due_at = {owner: math.inf if owner in going else 0.0 for owner in self._due_at}
+        self._count_missing(places, resting)
+        self._count_left_out(left_out, {target.pid for target in users})
+        if running:
+            self._charge(gone_through, time.thread_time() - begun_s)
         if not running and self._missing and not self.attached and not self._attaching.under_way:
             refused = [(each.why, places[place]) for place, each in self._missing.items() if each.why is not None]
             concerned = {target.pid for _, uses in refused for _, target in uses}
@@ -199,24 +239,50 @@ class ProbedFiles:
             if now >= missing.again_at:
                 self._shared[key] = False
 
-    def _places(self, wanted: Mapping[FileKey, _Uses]) -> dict[_Place, _Uses]:
-        """Files that are mapped and have no probes, or in which processes they have none, and who maps them."""
+    def _fill(self, owners: Iterable[Owner]) -> None:
+        """Hands out time to those whose processes map files."""
+        before, self._due_at = self._due_at, dict.fromkeys(owners, 0.0)
+        self._due_at |= {owner: at for owner, at in before.items() if owner in self._due_at}
+        self._looks.fill({UNKNOWN, _NOBODY, *self._due_at}, time.monotonic())
+
+    def _charge(self, gone_through: Sequence[Target], seconds: float) -> None:
+        """Takes off what it took to go through files of processes, of each owner by how many it has."""
+        files = Tally[Owner]()
+        for target in gone_through:
+            files[target.identity.owner] += len(target.libraries)
+        for owner, number in files.items():
+            self._looks.spend(owner, seconds * number / max(files.total(), 1))
+
+    def _places(self, users: Iterable[Target]) -> tuple[dict[_Place, _Uses], Tally[int]]:
+        """Files that are mapped and have no probes, or in which processes they have none, and who maps them; of each
+        process how many were left out, since its owner has too many."""
         probed: dict[FileKey, set[int | None]] = {}
         for attachment in self.attached:
             probed.setdefault(attachment.library.key, set()).add(attachment.pid)
         places: dict[_Place, _Uses] = {}
-        for key, uses in wanted.items():
-            if key not in self._shared:
-                places[key, None] = uses  # not decided yet
-                continue
-            if self._shared[key]:
-                if key not in probed and key not in self._twins:
-                    places[key, None] = uses
-                continue
-            pids = probed.get(key, set())
-            if pids or key not in self._twins:
-                places |= {(key, use[1].pid): [use] for use in uses if use[1].pid not in pids}
-        return places
+        left_out, waiting = Tally[int](), _Waiting()
+        nobody, seen = set[int | None](), itertools.count()
+        first: dict[FileKey, int] = {}
+        for target in users:
+            owner = target.identity.owner
+            for library in target.libraries:
+                key, pid = library.key, None
+                if (shared := self._shared.get(key)) is False:
+                    pid, pids = target.pid, probed.get(key, nobody)
+                    first.setdefault(key, next(seen))
+                    if pid in pids or (not pids and key in self._twins):
+                        continue
+                elif shared and (key in probed or key in self._twins):
+                    continue
+                # One of which it is not decided counts as one for all.
+                if (uses := places.get((key, pid))) is not None:
+                    uses.append((library, target))
+                elif waiting.has_room(owner):
+                    places[key, pid] = [(library, target)]
+                    first.setdefault(key, next(seen))
+                else:
+                    left_out[target.pid] += 1
+        return {place: places[place] for place in sorted(places, key=lambda place: first[place[0]])}, left_out
 
     def _has_twin(self, key: FileKey, uses: list[tuple[Library, Target]]) -> bool:
         """Whether probes stand in a file already, by another name: two overlays may show one file below them, whose
@@ -332,37 +398,56 @@ class ProbedFiles:
             for pid in ended:
                 del missing.whom[pid]
 
-    def _count_missing(self, places: Mapping[_Place, _Uses]) -> None:
+    def _count_missing(self, places: Mapping[_Place, _Uses], resting: AbstractSet[int]) -> None:
         """Counts files that the kernel refuses, or that have not had their probes for ``ATTACH_S``, as a loss of those
-        who map them. Sets when to go on."""
+        who map them. Sets when to go on. ``resting``: processes that were not gone through this time."""
         now = time.monotonic()
-        self._due_at = math.inf
         whom = lru_cache(None)(self._session.whom)
         for place, missing in self._missing.items():
+            if (uses := places.get(place)) is None:
+                continue  # of those who are not gone through this time
             under_way = place in self._attaching.under_way
-            pids = {target.pid for _, target in places[place]}
-            missing.whom = {pid: whom(pid) for pid in pids}
+            pids = {target.pid for _, target in uses}
+            others = missing.whom.keys() & resting
+            missing.whom = {pid: missing.whom[pid] for pid in others} | {pid: whom(pid) for pid in pids}
             late = now - missing.since >= ATTACH_S
             if late and under_way and not missing.counted:
-                library = places[place][0][0]
+                library = uses[0][0]
                 self._session.note(f"{library.shown_path} cannot be probed yet: its file system does not answer")
+            due_at = math.inf
             if late or missing.why is not None:
                 if new := pids - missing.counted:
                     self._session.losses.count("attach_failed", *map(whom, sorted(new)))
-                missing.counted = pids
+                missing.counted = pids | (missing.counted & resting)
             elif under_way:
-                self._due_at = min(self._due_at, missing.since + ATTACH_S)
+                due_at = missing.since + ATTACH_S
             if not under_way:
-                self._due_at = min(self._due_at, missing.again_at)
+                due_at = min(due_at, missing.again_at)
+            for owner in {target.identity.owner for _, target in uses}:
+                self._due_at[owner] = min(self._due_at[owner], due_at)
+
+    def _count_left_out(self, left_out: Mapping[int, int], there: AbstractSet[int]) -> None:
+        """Counts files that were left out: once each, however long that lasts. ``there``: processes that run."""
+        for pid, number in left_out.items():
+            if (more := number - self._left_out.get(pid, 0)) > 0:
+                self._session.losses.count("files_over_share", self._session.whom(pid), number=more)
+                self._left_out[pid] = number
+        if not self._left_out.keys() <= there:
+            self._left_out = {pid: number for pid, number in self._left_out.items() if pid in there}
 
     def due(self) -> bool:
         """Whether ``attach`` has something to do, though no process has mapped anything: probes have come, or a file's
-        turn has. Goes on with files that did not answer while their probes were changed."""
+        turn has, and its owner has time. Goes on with files that did not answer while their probes were changed."""
         if self._late_probes.under_way or any(not each.answers for each in self.attached):
             self._late_probes.go_on(self._session.probes)
         looking = self._elsewhere.looking
-        ended = bool(self._attaching.ended()) or (looking is not None and looking.wait(0))
-        return ended or time.monotonic() >= self._due_at
+        if looking is not None and looking.wait(0):
+            return True
+        self._fill([*self._due_at])
+        now = time.monotonic()
+        due = {self._attaching.under_way[place].owner for place in self._attaching.ended()}
+        due |= {owner for owner, at in self._due_at.items() if now >= at}
+        return any(map(self._looks.may, due))
 
     def of(self, target: Target) -> list[Attachment]:
         """Probes on the files that a process maps."""
@@ -370,14 +455,19 @@ class ProbedFiles:
         return [a for a in self.attached if a.library.key in keys and a.pid in (None, target.pid)]
 
     def count_probes(self, members: Iterable[Member]) -> None:
-        """Notes how many probes stand in the files that each rank maps."""
+        """Notes how many probes stand in the files that each rank maps; later, where its owner has no time left."""
         probes = Tally[_Place]()
         for attachment in self.attached:
             probes[attachment.library.key, attachment.pid] += attachment.probes
         for member in members:
             target = member.target
-            keys = {self._twins.get(library.key, library.key) for library in target.libraries}
-            member.probes = sum(probes[key, None] + probes[key, target.pid] for key in keys)
+            owner = target.identity.owner
+            if not self._looks.may(owner):
+                self._due_at[owner] = 0.0
+                continue
+            with self._looks.spending(owner):
+                keys = {self._twins.get(library.key, library.key) for library in target.libraries}
+                member.probes = sum(probes[key, None] + probes[key, target.pid] for key in keys)
 
     def was_used(self, target: Target) -> None:
         """A process that mapped these files has ended: they are the last to lose their probes."""

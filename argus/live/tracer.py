@@ -75,7 +75,9 @@ FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 
 OVER_SHARE = tuple(
     f"{what}_over_share"
-    for what in ("rows", "look_ups", "processes", "communicators", "groups", "calls", "last_steps", "step_calls")
+    for what in (
+        *("rows", "look_ups", "processes", "files", "communicators", "groups", "calls", "last_steps", "step_calls"),
+    )
 )
 """Losses that are counted in ``Session.losses`` alone, of no side's."""
 

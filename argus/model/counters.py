@@ -111,6 +111,7 @@ SENTENCES = {
     "last_steps_over_share": "the last steps of a job were left out: its owner's jobs take long",
     "step_calls_over_share": "{n} call[s] in no step: ranks of one user or container had too many that were in none",
     "processes_over_share": "{n} new process[es] of one user or container not traced, or late: they came too fast",
+    "files_over_share": "{n} file[s] not probed, or late: too many of one user or container had no probes yet",
     "rows_over_share": "{n} row[s] not taken: those of one user or container took more than their share",
     "rows_too_large": f"{{n}} row[s] left out: together they took more memory than all others may; {_REPORT}",
     "file_systems_hung": "{n} file system[s] under traced processes did not answer: code of [its|their] files has no "

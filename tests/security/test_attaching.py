@@ -424,13 +424,150 @@ def test_files_that_wait_for_a_turn_are_not_looked_at_one_by_one(
             polled.clear()
             files.attach([hostile, honest], {1, 2}, running=True)
             assert len(polled) <= 3 * attaching.MOST_OF_OWNER
-            clock.now += 20.0
-            assert not files.due()
             clock.now += 15.0
+            assert not files.due()
+            clock.now += 20.0
             assert files.due()
         assert probes.attached.count((5000, None)) == 1, "the other's file has its probes"
     finally:
         probes.held.set()
+
+
+class Libraries(list[Any]):
+    """Of a process; counts how often they are gone through."""
+
+    gone_through = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.gone_through += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_going_through_files_is_its_owner_s_to_pay(
+    alone: bool, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn a few of its many files have their probes, and others come: all of them were gone through each time."""
+    files, cpu_s = probed_files(FakeProbes()), [0.0]
+    hostile, honest = a_target(1, HOSTILE, []), a_target(2, HONEST, [])
+    failed = Aside(lambda: 1 // 0, "failed")
+    failed._thread.join(10)
+    users = [hostile] if alone else [hostile, honest]
+
+    class Costly(Libraries):
+        def __iter__(self) -> Iterator[Any]:
+            cpu_s[0] += 0.5
+            return super().__iter__()
+
+    hostile.libraries = Costly(a_target(1, HOSTILE, range(100)).libraries)
+    monkeypatch.setattr(time, "thread_time", lambda: cpu_s[0])
+    for turn in range(400):
+        if not alone:
+            honest.libraries = a_target(2, HONEST, [1000 + turn // 20]).libraries
+        ended: Any = SimpleNamespace(owner=HOSTILE, use=None, making=failed)
+        files._attaching.under_way[("", turn, 0, 0), None] = ended
+        if files.due() or (not alone and turn % 20 == 0):
+            files.attach(users, {1, 2}, running=True)
+        if not alone:
+            assert (("08:01", 1000 + turn // 20, 1, 1), None) in {(a.library.key, a.pid) for a in files.attached}
+        clock.now += 0.05
+    # 1 s that was saved, and a tenth of 20 s and of what was waited meanwhile.
+    assert hostile.libraries.gone_through * 0.5 <= 1.0 + 0.1 * (clock.now - 1000.0) + 1.0
+
+
+def test_files_that_wait_are_bounded_and_counted(clock: SimpleNamespace) -> None:
+    """Those beyond have their turn when others have their probes."""
+    probes = FakeProbes()
+    probes.holding = set(range(10_000))
+    files = probed_files(probes)
+    hostile = [a_target(pid, HOSTILE, range(1000 * pid, 1000 * pid + 1000)) for pid in range(1, 6)]
+    honest = a_target(9, HONEST, range(20_000, 20_100))
+    again = a_target(8, (HOSTILE[0], "pod"), range(30_000, 30_010))
+    users, pids = [*hostile, honest, again], {1, 2, 3, 4, 5, 8, 9}
+    job, other = Job("flood", 1, owner=HOSTILE), Job("train", 1, owner=HONEST)
+    job_of: Any = files._session.roster
+    job_of.by_pid |= dict.fromkeys(range(1, 6), (job, None))
+    try:
+        for _ in range(3):
+            files.attach(users, pids, running=True)
+            clock.now += 1.0
+        assert len(files._missing) <= module.MOST_WAITING
+        assert {*range(20_000, 20_100), *range(30_000, 30_010)} <= {each.library.key[1] for each in files.attached}
+        assert files._session.losses.totals == {"files_over_share": 5000 - module.MOST_WAITING}, "once"
+        assert files._session.losses.of(job)["files_over_share"] == 5000 - module.MOST_WAITING
+        assert not files._session.losses.of(other)["files_over_share"]
+    finally:
+        probes.held.set()
+    files.attach(hostile[:1], {1}, running=True)
+    assert files._left_out.keys() <= {1}
+
+
+def test_files_beyond_the_bound_have_their_probes_in_the_end(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 10)
+    files = probed_files(FakeProbes())
+    users = [a_target(1, HOSTILE, range(100))]
+    for _ in range(12):
+        files.attach(users, {1}, running=True)
+        clock.now += 1.0
+    assert {each.library.key[1] for each in files.attached} == set(range(100))
+
+
+def test_a_user_in_very_many_containers_has_few_more_files_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 50)
+    files = probed_files(FakeProbes())
+    users = [a_target(pid, (7, str(pid)), range(100 * pid, 100 * pid + 100)) for pid in range(100)]
+    places, left_out = files._places([*users, a_target(100, HONEST, range(20_000, 20_040))])
+    most = 8 * 50 + 92 * module.LEAST_WAITING
+    assert (len(places), left_out.total()) == (most + 40, 100 * 100 - most)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_files_that_lack_probes_are_found_as_by_asking_for_each(seed: int) -> None:
+    draw = random.Random(seed)
+    files = probed_files(FakeProbes())
+    key = lambda n: ("08:01", n, 1, 1)  # noqa: E731
+    files._shared = {key(n): draw.random() < 0.5 for n in range(15) if draw.random() < 0.8}
+    files._twins = {key(n): key(0) for n in range(1, 15) if draw.random() < 0.2}
+    places = [(n, None if shared else draw.randrange(6)) for (_, n, _, _), shared in files._shared.items()]
+    files.attached = [
+        Attachment(library, pid)
+        for number, pid in draw.sample(places, len(places) // 2)
+        for library in a_target(1, HONEST, [number]).libraries
+    ]
+    users = [a_target(pid, draw.choice([HONEST, HOSTILE]), draw.sample(range(15), 8)) for pid in range(6)]
+    wanted: dict[Any, list[Any]] = {}
+    for target in users:
+        for library in target.libraries:
+            wanted.setdefault(library.key, []).append((library, target))
+    expected: list[Any] = []
+    for file, uses in wanted.items():
+        pids = {each.pid for each in files.attached if each.library.key == file}
+        if file not in files._shared or files._shared[file]:
+            if file not in files._shared or not (pids or file in files._twins):
+                expected.append(((file, None), uses))
+        elif pids or file not in files._twins:
+            expected += [((file, use[1].pid), [use]) for use in uses if use[1].pid not in pids]
+    found, left_out = files._places(users)
+    assert [*found.items()] == expected
+    assert not left_out
+
+
+def test_a_process_whose_owner_has_no_time_keeps_what_is_counted_of_it(clock: SimpleNamespace) -> None:
+    probes = FakeProbes()
+    probes.refuses = {1}
+    files = probed_files(probes)
+    users = [a_target(1, HOSTILE, [1, 2]), a_target(2, HONEST, [1, 3])]
+    for turn in range(6):
+        if turn % 2:
+            files._looks.spend(HOSTILE, 100.0)
+        files.attach(users, {1, 2}, running=True)
+        assert files._session.losses.totals == {"attach_failed": 1}
+        clock.now += 10_000.0
+    files._looks.spend(HOSTILE, 1e6)
+    files.attach(users[1:], {2}, running=True)
+    assert {pid for missing in files._missing.values() for pid in missing.whom} == {2}
 
 
 def test_a_file_of_a_process_that_ended_meanwhile_is_not_refused(clock: SimpleNamespace) -> None:
