@@ -60,6 +60,8 @@ class _Missing:
     """Processes that lack them, and whom that concerns: it is not known any more once they have ended."""
     waited: bool = False
     """They had to wait for their turn."""
+    held: bool = False
+    """They had to wait for those of another file, which may be the same."""
 
     def refused(self, why: ArgusError, now: float) -> None:
         self.why, self.again_at, self.wait_s = why, now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
@@ -328,10 +330,14 @@ class ProbedFiles:
         owner = next((owner for owner in by_owner if self._attaching.may(owner)), None)
         self._refused |= by_owner.keys() if owner is None else set()
         # By another name it may be a file that is probed right now: it shows once that is done.
-        twin = uses[0][0].file.on_overlay and self._attaching.is_at(key[2:]) and now - missing.since < ATTACH_S
+        users = {target.identity.owner[0] for _, target in uses}
+        twin = uses[0][0].file.on_overlay and self._attaching.is_at(key[2:], users, now - missing.since)
+        missing.held |= twin
         if owner is None or twin:
             self._wait(place, missing, now, turn=owner is None)
             return
+        if missing.held and now - missing.since >= MISSED_S:
+            self._count_late(missing, uses)
         if not any(each.library.key == key for each in self.attached) and self._has_twin(key, uses):
             self._missing.pop(place, None)
             return
@@ -348,6 +354,13 @@ class ProbedFiles:
         work = partial(probes.attach, use[0], pid, without=without, timed=timed, owner=owner, others=others)
         if self._attaching.go(place, work, use):
             self._adopt(place)
+
+    def _count_late(self, missing: _Missing, uses: _Uses) -> None:
+        """Counts probes that waited for those of another file, once for each process."""
+        pids = {target.pid for _, target in uses}
+        if new := pids - missing.counted:
+            self._session.losses.count("attach_failed", *map(self._session.whom, sorted(new)))
+        missing.counted |= pids
 
     def _wait(self, place: _Place, missing: _Missing, now: float, *, turn: bool = True) -> None:
         """A file has its turn later. ``turn``: since its owners have had theirs."""

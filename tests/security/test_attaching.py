@@ -685,6 +685,59 @@ def test_an_overlay_s_file_is_not_probed_while_it_may_be_another_s(clock: Simple
     assert files._twins == {("08:01", 2, 1, 1): ("08:01", 1, 1, 1)}
 
 
+def on_overlay(target: Any) -> Any:
+    for library in target.libraries:
+        library.file.on_overlay, library.stamp = True, (1, 1)
+    return target
+
+
+def test_an_overlay_s_file_does_not_wait_for_what_is_under_way_for_long(clock: SimpleNamespace) -> None:
+    """Overlays can be mounted by anybody, and size and time of change are public: each attempt of a job lost its
+    first 5 s, uncounted."""
+    probes: Any = FakeProbes()
+    probes.holding, probes.stands_in = {1}, lambda *_: False
+    files = probed_files(probes)
+    users = [on_overlay(a_target(1, HOSTILE, [1]))]
+    try:
+        files.attach(users, {1}, running=True)
+        clock.now += attaching.ALIKE_S
+        for number in (2, 3):
+            users.append(on_overlay(a_target(number, HONEST, [number])))
+            files.attach(users, {1, 2, 3}, running=True)
+            assert number in {each.library.key[1] for each in files.attached}
+        assert not files._session.losses.totals
+    finally:
+        probes.held.set()
+
+
+@pytest.mark.parametrize(("owner", "wait_s"), [(HOSTILE, attaching.ALIKE_S), (HONEST, attaching.ATTACH_S)])
+def test_an_overlay_s_file_waits_a_second_for_another_user_s(
+    owner: Owner, wait_s: float, clock: SimpleNamespace
+) -> None:
+    """Though others come all the time. That it waited is counted; of its own user's it may well be the same file."""
+    probes: Any = FakeProbes()
+    probes.holding, probes.stands_in = set(range(100, 1000)), lambda *_: False
+    files = probed_files(probes)
+    job = Job("train", 1, owner=HONEST)
+    job_of: Any = files._session.roster
+    job_of.by_pid[2] = (job, None)
+    users = [on_overlay(a_target(1, owner, [100])), on_overlay(a_target(2, HONEST, [2]))]
+    begun, number = clock.now, 100
+    try:
+        while not files.attached and clock.now - begun < 20:
+            files.attach(users, {1, 2}, running=True)
+            clock.now += 0.05
+            # Another one, which is young.
+            files._attaching.under_way.clear()
+            number += 1
+            users[0] = on_overlay(a_target(1, owner, [number]))
+        assert [each.library.key[1] for each in files.attached] == [2]
+        assert wait_s <= clock.now - begun <= wait_s + module.LATER_S + attaching.TURN_S + 0.3
+        assert files._session.losses.of(job).get("attach_failed", 0) == 1
+    finally:
+        probes.held.set()
+
+
 def test_an_overlay_s_file_does_not_wait_for_one_of_no_overlay(clock: SimpleNamespace) -> None:
     """Size and time of change are as its owner likes."""
     probes: Any = FakeProbes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ MOST, MOST_OF_OWNER = 32, 4
 """Files that probes are being put on at one time, in all and of one owner: each holds a thread, maybe for ever. A user
 has at most as many as are left for others, whatever containers it makes, and one in any case, up to ``MOST_USERS``."""
 MOST_USERS = 64
+ALIKE_S = 1.0
+"""For so long a file waits for another user's that may be the same, and for one that is under way no longer than that:
+anybody can make an overlay's file look alike, and its file system need never answer."""
 _Place = tuple[FileKey, int | None]
 
 
@@ -35,6 +39,7 @@ class _UnderWay:
     making: Aside[Attachment]
     use: tuple[Library, Target] | None = None
     """The file, and the process by which it is opened."""
+    since: float = 0.0
 
 
 class Attaching:
@@ -66,10 +71,21 @@ class Attaching:
             self._left_s = TURN_S
         self._running = running
 
-    def is_at(self, stamp: tuple[int, int]) -> bool:
-        """Whether probes are being put on an overlay's file of this size and time of change."""
-        alike = [each.use for (key, _), each in self.under_way.items() if key[2:] == stamp]
-        return any(use is not None and use[0].file.on_overlay for use in alike)
+    def is_at(self, stamp: tuple[int, int], users: AbstractSet[int], waited_s: float) -> bool:
+        """Whether a file of an overlay waits for probes that are being put on one of its size and time of change.
+
+        Args:
+            stamp: Size and time of change.
+            users: Whose processes map the file that waits.
+            waited_s: How long it has waited.
+        """
+        now = time.monotonic()
+        for (key, _), each in self.under_way.items():
+            if key[2:] != stamp or each.use is None or not each.use[0].file.on_overlay:
+                continue
+            if waited_s < ATTACH_S if each.owner[0] in users else max(waited_s, now - each.since) < ALIKE_S:
+                return True
+        return False
 
     def may(self, owner: Owner) -> bool:
         """Whether probes may be put on another file of an owner now: on one at a time whatever it has had, since what a
@@ -89,7 +105,7 @@ class Attaching:
             use: The file, and the process by which it is opened: its owner's time is spent.
         """
         owner = use[1].identity.owner
-        each = self.under_way[place] = _UnderWay(owner, Aside(work, "argus-attach"), use)
+        each = self.under_way[place] = _UnderWay(owner, Aside(work, "argus-attach"), use, time.monotonic())
         return self.wait(each.making, owner)
 
     def wait(self, work: Aside[Any], owner: Owner) -> bool:
