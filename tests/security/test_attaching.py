@@ -326,23 +326,56 @@ def test_a_user_in_many_containers_leaves_files_under_way_for_others(clock: Simp
         probes.held.set()
 
 
+def begins(going: attaching.Attaching, owner: Owner) -> bool:
+    """Has a file of an owner under way, if it may."""
+    if may := going.may(owner):
+        number = 1 + max((int(key[0]) for key, _ in going.under_way), default=0)
+        going.under_way[(str(number), 0, 0, 0), None] = SimpleNamespace(owner=owner)  # type: ignore[assignment]
+    return may
+
+
+def containers(user: int) -> list[Owner]:
+    return [(user, f"pid:[{number}]") for number in range(50)]
+
+
+def test_how_many_files_users_may_have_under_way() -> None:
+    """Each has half of what others left."""
+    going = attaching.Attaching()
+    going.begin([*containers(1), *containers(2), *containers(3), HONEST], running=True)
+    assert sum(begins(going, HONEST) for _ in range(10)) == 4, "of one owner"
+    of_users = [sum(begins(going, owner) for owner in containers(user) * 4) for user in (1, 2, 3)]
+    assert of_users == [14, 7, 4]
+    others = [(user, "") for user in range(10, 100)]
+    assert [begins(going, owner) for owner in others] == [True] * 35 + [False] * 55, "one of each, 64 in all"
+    assert not begins(going, HONEST)
+
+
+def test_whose_time_is_used_up_has_one_file_under_way() -> None:
+    going = attaching.Attaching()
+    going.begin([HOSTILE, HONEST], running=True)
+    going._turns.spend(HOSTILE, 3600.0)
+    assert [begins(going, HOSTILE) for _ in range(3)] == [True, False, False]
+    assert [begins(going, HONEST) for _ in range(5)] == [True] * 4 + [False]
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_who_may_have_another_file_probed_is_as_by_the_rule(seed: int) -> None:
+def test_whatever_others_have_under_way_a_user_may_have_its_part(seed: int) -> None:
     draw = random.Random(seed)
     going = attaching.Attaching()
-    going.begin([HONEST], running=True)
-    for number in range(120):
-        owner = draw.randrange(draw.choice([2, 80])), draw.choice(["", "a", "b", "c", "d", "e"])
-        there = [each.owner for each in going.under_way.values()]
-        of_user, free = sum(user == owner[0] for user, _ in there), attaching.MOST - len(there)
-        expected = there.count(owner) < attaching.MOST_OF_OWNER and (
-            of_user < free or (of_user == 0 and len(there) < attaching.MOST_USERS)
-        )
-        assert going.may(owner) is expected
-        if expected:
-            going.under_way[(str(number), 0, 0, 0), None] = SimpleNamespace(owner=owner)  # type: ignore[assignment]
-        elif there:
+    flood = [owner for user in (1, 2) for owner in containers(user)]
+    going.begin([*flood, HONEST], running=True)
+    if draw.random() < 0.5:
+        going._turns.spend(flood[0], 3600.0)
+    for _ in range(300):
+        begins(going, draw.choice(flood))
+        if draw.random() < 0.2 and going.under_way:
             del going.under_way[draw.choice(list(going.under_way))]
+        owners = Counter(each.owner for each in going.under_way.values())
+        users = Counter(each.owner[0] for each in going.under_way.values())
+        assert max(owners.values(), default=0) <= 4
+        assert max(users.values(), default=0) <= 16
+        assert users.total() < 32
+        assert going.may(HONEST)
 
 
 def test_an_owner_has_one_file_at_a_time_probed_whatever_its_account_says(clock: SimpleNamespace) -> None:
