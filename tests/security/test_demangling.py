@@ -35,7 +35,7 @@ def bomb(levels: int, name: str = "f") -> str:
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Demangler]:
     """One whose child may be starved: its limit is of CPU time."""
     monkeypatch.setattr(demangler, "WAIT_S", 60.0)
-    monkeypatch.setattr(demangler.Child._read, "__defaults__", (60.0,))
+    monkeypatch.setattr(demangler, "SAVED_S", 60.0)
     made = Demangler()
     yield made
     made.close()

@@ -4,9 +4,9 @@ A symbol of a traced process may expand without bound in memory and time. Here m
 there are no rights: the process has given up its user (where it had any rights), opens nothing, and may make only the
 system calls that reading, writing and allocating take. Its end costs one name.
 
-Reads ``<I`` length and that many bytes, a symbol; answers ``<iI``: 0, or -1 if it is no symbol; length, and so many
-bytes of the name; until its input ends. Arguments: seconds of CPU for a symbol, bytes of memory beyond those at the
-start, bytes of a name, and libstdc++.
+Reads ``<I`` length and that many bytes, a symbol; answers ``<iII``: 0, or -1 if it is no symbol; length; microseconds
+of CPU that it took, in ticks of the kernel's clock; and so many bytes of the name; until its input ends. Arguments:
+seconds of CPU for a symbol, bytes of memory beyond those at the start, bytes of a name, and libstdc++.
 """
 
 from __future__ import annotations
@@ -111,10 +111,11 @@ def main() -> None:
         symbol = _read(struct.unpack("<I", _read(4))[0])
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process
         pointer = library.__cxa_demangle(symbol, None, None, ctypes.byref(status))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+        cpu_us = min(max(int(1e6 * (cpu_s - left_s)), 0), 0xFFFFFFFF)
         name = ctypes.string_at(pointer, length_of(pointer, most)) if pointer else b""
         library.free(pointer)
-        _write(struct.pack("<iI", 0 if pointer else -1, len(name)) + name)
+        _write(struct.pack("<iII", 0 if pointer else -1, len(name), cpu_us) + name)
 
 
 if __name__ == "__main__":

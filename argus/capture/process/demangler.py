@@ -34,17 +34,31 @@ CPU_S = 0.1
 CHILD_BYTES = 64 << 20
 """Memory of the child beyond what it needs to start."""
 WAIT_S = 1.0
-"""Longest wait for an answer: a busy node may starve the child, and the rings hold a second."""
+"""Longest wait for the answers to what was sent: a busy node may starve the child, and the rings hold a second."""
+SLOW_S = 0.01
+"""CPU time of the child that no name of an honest program takes: 50 times PyTorch's longest."""
 STRIKES = 3
-"""So many symbols of a process may end the child, or keep it waiting; what it brings after that stays a symbol."""
+"""So many symbols of a process may take so long, end the child, or not be answered; what it brings after that stays a
+symbol."""
+SAVED_S = 1.0
+"""Time for the symbols of a process: what it may take at once, enough for 25,000 large ones or 100,000 small ones of
+libtorch."""
+REFILL = 0.05
+"""What a process may take on and on, as a share of the time."""
 _SAFE_WORK = 1 << 16
 """A symbol whose name has fewer characters than this, whatever it says, is demangled here."""
 _KEPT_SOURCES = 4096
 _AT_ONCE = 1 << 15
 """Bytes of symbols sent before answers are read: less than a pipe holds, so that nobody waits for the other."""
+_SYMBOLS_AT_ONCE = 8
+"""Symbols sent before answers are read: all of them may take ``CPU_S``."""
+_SMALL_AT_ONCE = 64
+"""Symbols demangled here before the time is looked at again."""
 _PIECE = 64
 """Bytes that an entry of the cache takes besides its strings."""
 
+_ANSWER = 12
+"""Bytes of the child's answer before the name."""
 _REFERENCE = re.compile(r"S[0-9A-Z]*_|T(?:L[0-9]*_)?[0-9]*_")
 """What stands for parts that came before: substitutions and template parameters (Itanium C++ ABI, 5.1.10, 5.1.5.8)."""
 _REPEATS = re.compile(r"Dp|sp|cv|f[lrLR]|sZ|sP")
@@ -94,24 +108,31 @@ class Child:
         self.ended = 0
         """How often it was ended: by its limits, or since it did not answer."""
 
-    def ask(self, symbols: Sequence[str]) -> list[str | None]:
-        """Names of symbols; empty: it is none; None: it could not be had within the limits. What comes after such a
-        one is not asked for: the answers are fewer then."""
-        names: list[str | None] = []
+    def begin(self) -> None:
+        """Starts it, unless it runs: whoever asks first need not pay for that. ``ask`` reports what fails."""
+        with contextlib.suppress(OSError):
+            self._process = self._process or self._begin()
+
+    def ask(self, symbols: Sequence[str]) -> list[tuple[str | None, float]]:
+        """Names of symbols, and the CPU time that each took, s, in ticks of the kernel's clock. A name that is empty:
+        it is none; None: it could not be had within the limits. What comes after such a one is not asked for: the
+        answers are fewer then."""
+        names: list[tuple[str | None, float]] = []
         try:
             process = self._process or self._begin()
             assert process.stdin is not None
             raw = [symbol.encode(errors="replace") for symbol in symbols]
             process.stdin.write(b"".join(struct.pack("<I", len(each)) + each for each in raw))
             process.stdin.flush()
+            until = time.monotonic() + WAIT_S
             for _ in raw:
-                status, length = struct.unpack("<iI", self._read(process, 8))
-                name = self._read(process, length) if length else b""
-                names.append(name.decode(errors="replace") if status == 0 else "")
+                status, length, cpu_us = struct.unpack("<iII", self._read(process, _ANSWER, until))
+                name = self._read(process, length, until) if length else b""
+                names.append((name.decode(errors="replace") if status == 0 else "", cpu_us / 1e6))
         except (OSError, EOFError, TimeoutError):
             self.ended += 1
             self.close()
-            names.append(None)
+            names.append((None, 0.0))
         return names
 
     def close(self) -> None:
@@ -154,16 +175,15 @@ class Child:
             assert self._process.stdin is not None
             self._process.stdin.write(struct.pack("<I", 0))
             self._process.stdin.flush()
-            self._read(self._process, 8, wait_s=10 * WAIT_S)
+            self._read(self._process, _ANSWER, time.monotonic() + 10 * WAIT_S)
         return self._process
 
     @staticmethod
-    def _read(process: subprocess.Popen[bytes], size: int, wait_s: float = WAIT_S) -> bytes:
+    def _read(process: subprocess.Popen[bytes], size: int, until: float) -> bytes:
         assert process.stdout is not None
         fd = process.stdout.fileno()
         ready = select.poll()
         ready.register(fd, select.POLLIN)
-        until = time.monotonic() + wait_s
         data = b""
         while len(data) < size:
             if not ready.poll(max(until - time.monotonic(), 0) * 1000):
@@ -179,7 +199,8 @@ class Demangler:
     """Names of C++ symbols, with bounds. Any thread may use it.
 
     Attributes:
-        given_up: Symbols whose names could not be had within the limits, or of processes that brought too many such.
+        given_up: Symbols whose names could not be had within the limits, or of processes that brought too many such or
+            whose time was used up.
         shortened: Names that were longer than ``MAX_NAME``.
     """
 
@@ -190,6 +211,8 @@ class Demangler:
         self._cache: OrderedDict[str, str] = OrderedDict()
         self._cached_bytes = 0
         self._strikes: Counter[int] = Counter()
+        self._accounts: OrderedDict[int, tuple[float, float]] = OrderedDict()
+        """Of the processes that took time lately: what they had left, s, and when."""
 
     @property
     def restarts(self) -> int:
@@ -206,10 +229,12 @@ class Demangler:
 
         Args:
             symbols: Of any number.
-            source: Whose they are, a process: if some of its symbols exceed the limits, the rest is not tried.
+            source: Whose they are, a process: if some of its symbols exceed the limits, the rest is not tried; nor is
+                it while the process's time is used up (``SAVED_S``, ``REFILL``).
         """
         with self._lock:
             names: dict[str, str] = {}
+            small: list[str] = []
             large: list[str] = []
             for symbol in dict.fromkeys(symbols):
                 if (cached := self._cache.get(symbol)) is not None:
@@ -218,9 +243,10 @@ class Demangler:
                 elif not symbol.startswith("_Z") or len(symbol) > MAX_SYMBOL or "\0" in symbol:
                     names[symbol] = self._kept(symbol, symbol)
                 elif is_small(symbol):
-                    names[symbol] = self._keep(symbol, _demangle_here(symbol) or symbol)
+                    small.append(symbol)
                 else:
                     large.append(symbol)
+            self._demangle(small, names, source)
             self._ask(large, names, source)
             return [names[symbol] for symbol in symbols]
 
@@ -228,6 +254,7 @@ class Demangler:
         """A process has ended: its number may be another's."""
         with self._lock:
             self._strikes.pop(source, None)
+            self._accounts.pop(source, None)
 
     def close(self) -> None:
         """Ends the child; it begins anew when it is needed."""
@@ -239,21 +266,54 @@ class Demangler:
         self._lock = threading.RLock()
         self._child.forget()
 
+    def _left_s(self, source: int) -> float:
+        """How long symbols of a process may take now."""
+        if source not in self._accounts:
+            return SAVED_S
+        left_s, since = self._accounts[source]
+        return min(left_s + REFILL * (time.monotonic() - since), SAVED_S)
+
+    def _spend(self, source: int, seconds: float) -> None:
+        self._accounts[source] = self._left_s(source) - seconds, time.monotonic()
+        self._accounts.move_to_end(source)
+        if len(self._accounts) > _KEPT_SOURCES:
+            self._accounts.popitem(last=False)
+
+    def _leave(self, symbols: Sequence[str], names: dict[str, str]) -> None:
+        """They stay symbols, for this process: another one's are asked for."""
+        self.given_up += len(symbols)
+        names.update((symbol, self._kept(symbol, symbol)) for symbol in symbols)
+
+    def _demangle(self, symbols: list[str], names: dict[str, str], source: int) -> None:
+        """Demangles small ones, here."""
+        for first in range(0, len(symbols), _SMALL_AT_ONCE):
+            if self._left_s(source) <= 0:
+                self._leave(symbols[first:], names)
+                return
+            begun_s = time.thread_time()
+            for symbol in symbols[first : first + _SMALL_AT_ONCE]:
+                names[symbol] = self._keep(symbol, _demangle_here(symbol) or symbol)
+            self._spend(source, time.thread_time() - begun_s)
+
     def _ask(self, symbols: list[str], names: dict[str, str], source: int) -> None:
-        """Has the child demangle them, as many as its pipe holds at a time."""
+        """Has the child demangle them, a few at a time."""
         while symbols:
-            if self._strikes[source] >= STRIKES:
-                self.given_up += len(symbols)
-                names.update((symbol, self._kept(symbol, symbol)) for symbol in symbols)
+            if self._strikes[source] >= STRIKES or self._left_s(source) <= 0:
+                self._leave(symbols, names)
                 return
             count, size = 0, 0
-            while count < len(symbols) and size + len(symbols[count]) <= _AT_ONCE:
+            while count < min(len(symbols), _SYMBOLS_AT_ONCE) and size + len(symbols[count]) <= _AT_ONCE:
                 size += 4 * len(symbols[count]) + 4
                 count += 1
+            self._child.begin()
+            begun = time.monotonic()
             answers = self._child.ask(symbols[: max(count, 1)])
-            for symbol, name in zip(symbols, answers, strict=False):
-                if name is None:
-                    self.given_up += 1
+            waited_s = time.monotonic() - begun
+            self._spend(source, waited_s)
+            _waits.seconds = waits_s() + waited_s
+            for symbol, (name, cpu_s) in zip(symbols, answers, strict=False):
+                self.given_up += name is None
+                if name is None or cpu_s >= SLOW_S:
                     if len(self._strikes) >= _KEPT_SOURCES:
                         self._strikes.clear()
                     self._strikes[source] += 1
@@ -273,6 +333,15 @@ class Demangler:
             old, gone = self._cache.popitem(last=False)
             self._cached_bytes -= len(old) + len(gone) + _PIECE
         return name
+
+
+_waits = threading.local()
+
+
+def waits_s() -> float:
+    """How long this thread has waited for names, s, since it began: no clock of its CPU time shows it."""
+    waited_s: float = getattr(_waits, "seconds", 0.0)
+    return waited_s
 
 
 def _demangle_here(symbol: str) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
+from argus.capture.process.demangler import waits_s
 from argus.model.losses import UNKNOWN, Owner
 from argus.model.shares import CONTAINERS
 
@@ -74,12 +75,13 @@ class Turns:
         of_loop: Share of the loop's time for all owners together. An owner that uses less than its part leaves it to
             those that use more (max-min fairness).
         saved_s: The most that an account holds.
-        clock: What is taken off: CPU time of the thread, or, with ``time.monotonic``, the time for which it was held.
+        clock: What is taken off: CPU time of the thread, and of the child that demangles names for it, or, with
+            ``time.monotonic``, the time for which it was held.
     """
 
     def __init__(self, of_loop: float, saved_s: float, clock: Callable[[], float] | None = None) -> None:
         self._of_loop = of_loop
-        self._clock = clock or (lambda: time.thread_time())
+        self._clock = clock or (lambda: time.thread_time() + waits_s())
         self._of_owners = _Accounts[Owner](saved_s)
         self._of_users = _Accounts[int](_OF_USER * saved_s)
         self._filled = 0.0

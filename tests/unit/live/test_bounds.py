@@ -267,10 +267,11 @@ def test_processes_whose_symbols_are_not_tried_are_bounded(monkeypatch: pytest.M
     monkeypatch.setattr(demangler, "_KEPT_SOURCES", 100)
     monkeypatch.setattr(demangler, "is_small", lambda symbol: False)
     names = demangler.Demangler()
-    names._child = SimpleNamespace(ask=lambda symbols: [None] * len(symbols))  # type: ignore[assignment]
+    names._child = SimpleNamespace(begin=int, ask=lambda symbols: [(None, 0.0)] * len(symbols))  # type: ignore[assignment]
     for pid in range(1000):
         names.names([f"_Z{pid}"], pid)
     assert len(names._strikes) <= 100
+    assert len(names._accounts) <= 100
     assert names.given_up == 1000
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from argus.capture.process import demangler
 from argus.live.cost.turns import Turns
 from argus.model.losses import UNKNOWN
 
@@ -121,3 +124,14 @@ def test_new_containers_of_a_user_have_no_full_accounts_without_end() -> None:
     turns.spend(other, SAVED_S + 0.1)
     assert not turns.may(other)
     assert turns.may((1004, "")), "another user's are not less for it"
+
+
+def test_who_waits_for_names_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for the child that demangles is no CPU time of the thread."""
+    turns = Turns(OF_LOOP, SAVED_S)
+    a, b = (1001, ""), (1002, "")
+    turns.fill({a, b}, 10.0)
+    with turns.spending(a):
+        monkeypatch.setattr(demangler, "_waits", SimpleNamespace(seconds=SAVED_S + demangler.waits_s()))
+    assert not turns.may(a)
+    assert turns.may(b)
