@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from argus.capture.process.cupti import RemoteTexts, Texts, texts_of
 from argus.cupti import build, shared
-from argus.cupti.decode import Batch, decode
+from argus.cupti.decode import Batch, apart, decode
 from argus.cupti.layouts import Layouts
 from argus.cupti.shared import SlotState
 from argus.model.errors import ArgusError
@@ -201,7 +201,11 @@ class Buffers:
                 batch = self._decode_full(memory, self._own(buffer[:valid]))
             else:
                 replaced = bool(int(header["flags"]) & shared.NAMES_REPLACED)
-                batch = self._decode(self._own(buffer[:valid]), index[:count].copy(), replaced)
+                own, of_own = self._own(buffer[:valid]), index[:count].copy()
+                fits = apart(own, of_own, self.layouts) if self.layouts is not None else np.ones(count, np.bool_)
+                batch = self._decode(own, of_own[fits], replaced)
+                if not fits.all():
+                    batch.rejected["bad_offset"] += int(np.count_nonzero(~fits))
                 index[:count] = 0
             self.rejected.update(batch.rejected)
             self.records += len(batch.gpu) + len(batch.host)

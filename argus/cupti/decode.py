@@ -185,6 +185,30 @@ def _plan(layouts: Layouts, kind: int) -> _Plan | None:
     return _Plan(target, int(made), source, result, tuple(names), "start_ns" in fields)
 
 
+@lru_cache(maxsize=64)
+def _sizes(layouts: Layouts) -> NDArray[np.int64]:
+    """Bytes of a record by its kind; of one that is not known, as few as there can be. Shape (``MAX_KINDS`` + 1,)."""
+    return np.maximum(np.append(layouts.table()["size"].astype(np.int64), 0), 8)
+
+
+def apart(buffer: NDArray[np.uint8], index: NDArray[np.uint32], layouts: Layouts) -> NDArray[np.bool_]:
+    """Which records of an index begin where all before them have ended: so many fit into the buffer, whatever another
+    program put into the index.
+
+    Args:
+        buffer: As for ``decode``.
+        index: Offset of each record, in order.
+        layouts: As for ``decode``.
+    """
+    if not len(index) or len(buffer) < 8:
+        return np.ones(len(index), np.bool_)
+    words: NDArray[np.uint64] = np.ndarray((len(buffer) // 8,), "<u8", buffer)
+    offsets = index.astype(np.int64)
+    kinds = np.minimum(words[np.minimum(offsets >> 3, len(words) - 1)].astype(np.uint32), shared.MAX_KINDS)
+    ends = np.maximum.accumulate(offsets + _sizes(layouts)[kinds])
+    return np.append(True, offsets[1:] >= ends[:-1])
+
+
 def decode(
     buffer: NDArray[np.uint8],
     index: NDArray[np.uint32],

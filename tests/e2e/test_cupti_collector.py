@@ -304,6 +304,17 @@ def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(
     assert one.counters()["cupti_names_lost"] == (2**62, True)
 
 
+def test_an_index_that_names_a_record_often_has_it_once(process: Process) -> None:
+    one = switch_on(process)
+    process.fill(0, process.kernels(1, 2, 3))
+    header, (_, index) = process.memory.slots[0], process.memory.buffer(0, process.memory.load("buffer_bytes"))
+    header["count"] = len(index)
+    index[3:] = np.resize(index[:3], len(index) - 3)
+    (batch,) = one.poll(time.monotonic())
+    assert batch.gpu["correlation"].tolist() == [1, 2, 3]
+    assert one.counters()["cupti_rejected_bad_offset"] == (len(index) - 3, True)
+
+
 def test_a_blocking_stop_takes_what_is_left(process: Process) -> None:
     one = switch_on(process)
 

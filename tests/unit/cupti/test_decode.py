@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from argus.cupti import decode as decoding
 from argus.cupti import layouts
-from argus.cupti.decode import decode
+from argus.cupti.decode import apart, decode
 from argus.model.records import GPU_OP, HOST_OP, GpuKind, HostKind
 
 pytest.importorskip("cupti.cupti")
@@ -208,6 +208,33 @@ def test_offsets_outside_the_buffer_are_counted(known: layouts.Layouts) -> None:
     assert dict(batch.rejected) == {"bad_offset": 1}
     for length in (0, 4, 8):
         assert not len(decode(buffer[:length], index, known, PID, True, {}).gpu)
+
+
+def test_an_index_has_no_more_records_than_fit(known: layouts.Layouts) -> None:
+    buffer, index = pack(*[record(known, "CONCURRENT_KERNEL")] * 50)
+    assert apart(buffer, index, known).all()
+    assert not len(apart(buffer, index[:0], known))
+    for forged in (np.zeros(16_384, np.uint32), np.repeat(index, 300), index[::-1], np.tile(index, 300)):
+        kept = forged[apart(buffer, forged, known)]
+        assert len(decode(buffer, kept, known, PID, True, {}, now_ns=NOW).gpu) <= 50
+
+
+def test_the_records_that_are_apart_are_those_that_a_loop_finds(known: layouts.Layouts) -> None:
+    rng = np.random.default_rng(3)
+    table = known.table()["size"].tolist()
+    for _ in range(100):
+        buffer = rng.integers(0, 256, int(rng.integers(8, 3000)), dtype=np.uint8)
+        words = buffer[: len(buffer) // 4 * 4].view("<u4")
+        words[::2] = rng.choice(np.array([*known.dtypes, 0, 77], np.uint32), len(words[::2]))
+        index = rng.integers(0, len(buffer), int(rng.integers(0, 40)), dtype=np.uint32)
+        index = np.sort(index) if rng.random() < 0.7 else index
+        expected, end = [], 0
+        for offset in index.tolist():
+            place = min(offset // 8, len(buffer) // 8 - 1)
+            kind = int(buffer[8 * place : 8 * place + 4].view("<u4")[0])
+            expected.append(offset >= end)
+            end = max(end, offset + (max(table[kind], 8) if kind < len(table) else 8))
+        assert apart(buffer, index, known).tolist() == expected
 
 
 def test_an_unknown_kind_is_counted(known: layouts.Layouts) -> None:
