@@ -35,6 +35,9 @@ class Damaged(Exception):
 
 
 _NAME_HEADER = struct.Struct("<QII")
+MOST_LOOKED_UP = 1 << 14
+"""Pointers to names that are looked up in one turn, but for those of its last buffer. A program has some thousands of
+kernels; buffers that remain come in the next turn."""
 MOST_BYTES_AT_ONCE = 16 << 20
 """Of buffers that are taken in one turn: some 100,000 records. Further ones come in the next."""
 
@@ -125,13 +128,15 @@ class Buffers:
         self.walk: Walk | None = None
         self.claim: Callable[[int], int] | None = None
         self.pointers: dict[int, int] = {}
-        """Addresses of names in the process -> their ids."""
+        """Addresses of names in the process -> their ids; twice ``MAX_NAMES`` at most."""
         self._places = {"": 0}
         self._names_bytes = 0
         self._helper_ids: list[int] = [0]  # the helper's id of a name -> its place in ``names``
         self._names_read = 0
         self._copy = np.empty(0, np.uint8)
-        self._looked_up = np.empty(0, np.uint64)  # pointers whose text is known for this flush, in order
+        self._looked_up: set[int] = set()
+        """Pointers whose text was looked up for this flush, or that have none."""
+        self._looked_up_now = 0  # in this turn
         self._flushes = -1
         self.names_unread = 0
         self.rejected: Counter[str] = Counter()
@@ -185,7 +190,10 @@ class Buffers:
         # After the states: a name is in its table before a buffer that uses it is ready.
         self._read_names(memory)
         chosen = chosen[np.argsort(memory.slots["sequence"][chosen], kind="stable")]
+        self._looked_up_now = 0
         for slot in chosen[: max(most_bytes // buffer_bytes, 1)].tolist():
+            if self._looked_up_now > MOST_LOOKED_UP:
+                return
             header = memory.slots[slot].copy()
             buffer, index = memory.buffer(slot, buffer_bytes)
             valid, count = int(header["valid"]), int(header["count"])
@@ -230,7 +238,8 @@ class Buffers:
         self.unknown_bytes += lost
         flushes = memory.load("flushes")
         if flushes != self._flushes:  # CUPTI may use the memory of a name again, once all buffers with it are out
-            self._flushes, self._looked_up = flushes, np.empty(0, np.uint64)
+            self._flushes = flushes
+            self._looked_up.clear()
             if len(self.pointers) > MAX_NAMES:
                 self.pointers.clear()
         self._look_up(buffer, index)
@@ -247,18 +256,19 @@ class Buffers:
         for kind, offsets in self.layouts.names.items():
             at = index[kinds == kind] if offsets else index[:0]
             words_of_ops += [words[place[place < len(words)]] for place in ((at + offset) >> 3 for offset in offsets)]
-        pointers = np.concatenate(words_of_ops)
-        if len(self._looked_up):
-            place = np.minimum(np.searchsorted(self._looked_up, pointers), len(self._looked_up) - 1)
-            pointers = pointers[self._looked_up[place] != pointers]
-        fresh = np.unique(pointers[pointers != 0])
-        for pointer, text in zip(fresh.tolist(), self.texts.at(fresh.tolist()), strict=True):
+        pointers = np.unique(np.concatenate(words_of_ops)).tolist()
+        fresh = [pointer for pointer in pointers if pointer and pointer not in self._looked_up]
+        if len(self._looked_up) + len(fresh) > MAX_NAMES:  # whatever the process says of its flushes
+            self._looked_up.clear()
+            self.pointers.clear()
+            fresh = [pointer for pointer in pointers if pointer]
+        self._looked_up_now += len(fresh)
+        for pointer, text in zip(fresh, self.texts.at(fresh) if fresh else [], strict=True):
             if text is None:
                 self.names_unread += pointer not in self.pointers
             else:
                 self.pointers[pointer] = self._named(pointer, text.decode(errors="backslashreplace"))
-        if len(fresh):
-            self._looked_up = np.union1d(self._looked_up, fresh)
+        self._looked_up.update(fresh)
 
     def _named(self, pointer: int, text: str) -> int:
         """The id of a name; 0: there is no room for another one."""
@@ -318,7 +328,8 @@ class Buffers:
                 raise Damaged("its names")
             place = self._named(pointer, raw[at : at + length].decode(errors="backslashreplace"))
             self._helper_ids.append(place)
-            self.pointers[pointer] = place
+            if len(self.pointers) < MAX_NAMES or pointer in self.pointers:
+                self.pointers[pointer] = place
             at += (length + 7) // 8 * 8
         self._names_read = used
 

@@ -188,7 +188,8 @@ def _plan(layouts: Layouts, kind: int) -> _Plan | None:
 @lru_cache(maxsize=64)
 def _sizes(layouts: Layouts) -> NDArray[np.int64]:
     """Bytes of a record by its kind; of one that is not known, as few as there can be. Shape (``MAX_KINDS`` + 1,)."""
-    return np.maximum(np.append(layouts.table()["size"].astype(np.int64), 0), 8)
+    sizes: NDArray[np.int64] = np.maximum(np.append(layouts.table()["size"].astype(np.int64), 0), 8)
+    return sizes
 
 
 def apart(buffer: NDArray[np.uint8], index: NDArray[np.uint32], layouts: Layouts) -> NDArray[np.bool_]:

@@ -214,8 +214,9 @@ def test_an_index_has_no_more_records_than_fit(known: layouts.Layouts) -> None:
     buffer, index = pack(*[record(known, "CONCURRENT_KERNEL")] * 50)
     assert apart(buffer, index, known).all()
     assert not len(apart(buffer, index[:0], known))
-    for forged in (np.zeros(16_384, np.uint32), np.repeat(index, 300), index[::-1], np.tile(index, 300)):
-        kept = forged[apart(buffer, forged, known)]
+    forgeries: list[NDArray[np.uint32]] = [np.repeat(index, 300), index[::-1], np.tile(index, 300)]
+    for forged in (np.zeros(16_384, np.uint32), *forgeries):
+        kept: NDArray[np.uint32] = forged[apart(buffer, forged, known)]
         assert len(decode(buffer, kept, known, PID, True, {}, now_ns=NOW).gpu) <= 50
 
 
