@@ -20,6 +20,7 @@ from argus.capture.process.cupti import RemoteTexts, Texts, texts_of
 from argus.cupti import build, shared
 from argus.cupti.decode import Batch, apart, decode
 from argus.cupti.layouts import Layouts
+from argus.cupti.names_room import NAME_BYTES, Part
 from argus.cupti.shared import SlotState
 from argus.model.errors import ArgusError
 
@@ -108,6 +109,7 @@ class Buffers:
     """The buffers of one process, and the names that their records refer to.
 
     Attributes:
+        room: What the names and the pointers to them take.
         names: Texts by id; ``names[0]`` is empty. Ids in a batch are always below its length.
         records: Records taken.
         layouts: How the process's CUPTI lays records out; None: not known yet.
@@ -131,6 +133,7 @@ class Buffers:
         """Addresses of names in the process -> their ids; twice ``MAX_NAMES`` at most."""
         self._places = {"": 0}
         self._names_bytes = 0
+        self.room = Part(pid)
         self._helper_ids: list[int] = [0]  # the helper's id of a name -> its place in ``names``
         self._names_read = 0
         self._copy = np.empty(0, np.uint8)
@@ -269,6 +272,11 @@ class Buffers:
             else:
                 self.pointers[pointer] = self._named(pointer, text.decode(errors="backslashreplace"))
         self._looked_up.update(fresh)
+        if not self.room.hold(len(self.pointers) + len(self._looked_up) // 2):
+            # The next buffer's are looked up anew; what this one's are called has to be known until it is decoded.
+            self._looked_up.clear()
+            for pointer in self.pointers.keys() - pointers:
+                del self.pointers[pointer]
 
     def _named(self, pointer: int, text: str) -> int:
         """The id of a name; 0: there is no room for another one."""
@@ -279,7 +287,8 @@ class Buffers:
         if place is not None:
             return place
         size = sys.getsizeof(text)  # of each character one, two or four bytes
-        if len(self.names) >= MAX_NAMES or self._names_bytes + size > MAX_NAMES_BYTES:
+        over = len(self.names) >= MAX_NAMES or self._names_bytes + size > MAX_NAMES_BYTES
+        if over or not self.room.take(size + NAME_BYTES):
             self.names_unread += pointer not in self.pointers
             return 0
         self._names_bytes += size
@@ -332,6 +341,8 @@ class Buffers:
                 self.pointers[pointer] = place
             at += (length + 7) // 8 * 8
         self._names_read = used
+        if not self.room.hold(len(self.pointers)):
+            self.pointers.clear()  # the records have ids
 
     def take_left(self, memory: shared.Memory, batches: list[Batch]) -> None:
         """Takes what a process that is no more has left: buffers not walked yet, and those that CUPTI still had."""

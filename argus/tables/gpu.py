@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from argus.capture.process.demangler import shared as demangler
 from argus.capture.process.names import demangle_all
 from argus.model import records
 from argus.model.event_kinds import EVENT_KINDS, op_kinds
@@ -37,16 +40,32 @@ _WORDS: dict[HostKind, dict[int, str]] = {
 _EVENTS = [HostKind.SYNCHRONIZATION, HostKind.OVERHEAD, HostKind.JIT, HostKind.MODULE, HostKind.MARKER]
 
 
+_AT_ONCE = 256
+"""Names that are demangled before there has to be room for them."""
+
+
+class Room(Protocol):
+    """What names may take (``argus.cupti.names_room.Part``)."""
+
+    def take(self, nbytes: int) -> bool:
+        """Takes room; False: there is none."""
+
+
 class Names:
     """The names of one process: by the ids in its records, demangled as ``launches.kernel`` is.
+
+    Args:
+        pid: The process.
+        room: For what they are called when demangled; where there is none they stay as they are. None: any.
 
     Attributes:
         codes: By id: place in ``words``. Shape (ids,).
         words: Each name once.
     """
 
-    def __init__(self, pid: int = 0) -> None:
+    def __init__(self, pid: int = 0, room: Room | None = None) -> None:
         self._pid = pid
+        self._room = room
         self.words: list[str] = [""]
         self.codes = np.zeros(1, np.int32)
         self._places = {"": 0}
@@ -56,12 +75,21 @@ class Names:
         if len(symbols) <= len(self.codes):
             return
         fresh = []
-        for word in demangle_all(symbols[len(self.codes) :], self._pid):
-            place = self._places.setdefault(word, len(self.words))
-            if place == len(self.words):
-                self.words.append(word)
-            fresh.append(place)
+        for first in range(len(self.codes), len(symbols), _AT_ONCE):
+            part = symbols[first : first + _AT_ONCE]
+            for symbol, name in zip(part, demangle_all(part, self._pid), strict=True):
+                word = name if name is symbol or name in self._places or self._fits(name) else symbol
+                place = self._places.setdefault(word, len(self.words))
+                if place == len(self.words):
+                    self.words.append(word)
+                fresh.append(place)
         self.codes = np.concatenate([self.codes, np.array(fresh, np.int32)])
+
+    def _fits(self, name: str) -> bool:
+        if self._room is None or self._room.take(sys.getsizeof(name)):
+            return True
+        demangler.given_up += 1
+        return False
 
     def of(self, ids: NDArray[np.uint32]) -> NDArray[np.int32]:
         """Places in ``words`` of names by id; 0, which is empty, for an id that nobody named."""

@@ -13,6 +13,7 @@ from argus.capture.process.names import LookUps
 from argus.capture.process.targets import Target, mapped_pages
 from argus.cupti.collector import Collector, CuptiOptions
 from argus.cupti.decode import Batch
+from argus.cupti.names_room import Part
 from argus.live.gpu.room import MOST_OPS, OP_BYTES, max_min
 from argus.live.gpu.threads import HostTids
 from argus.live.job import Job, Member
@@ -48,7 +49,7 @@ class CuptiProgram:
     def __init__(self, pid: int, options: CuptiOptions, look_ups: LookUps) -> None:
         self.collector = Collector(pid, options)
         self.correlator = Correlator(api=options.api, host_tids=HostTids(pid, look_ups))
-        self.names = gpu_rows.Names(pid)
+        self.names = gpu_rows.Names(pid, Part(pid))
         self.batches: list[Batch] = []
         self._kinds = np.zeros(0, np.uint8)
 

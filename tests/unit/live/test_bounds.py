@@ -98,6 +98,7 @@ CLASSES = {
     "capture/process/names": ("KernelNames",),
     "capture/reader/reader": ("Reader",),
     "capture/process/demangler": ("Demangler",),
+    "cupti/names_room": ("NamesRoom",),
     "capture/process/symbols": ("Symbols",),
     "capture/python/code": ("CodeResolver",),
     "capture/process/threads": ("ThreadWatch",),
