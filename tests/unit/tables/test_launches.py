@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,59 @@ def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(monkeypa
     assert names.name(10, 2, driver) == "kernel@0x2", "it went"
     assert names.name(10, 4999, driver) == "fused_4999"
     assert names.name(11, 1, driver) == "another's"
+
+
+def test_names_of_all_processes_are_bounded_by_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has most loses those that were launched longest ago."""
+    monkeypatch.setattr(names_module, "OF_ALL", 100_000)
+    monkeypatch.setattr(names_module, "owner_of", lambda pid: (pid // 100, ""))
+    names = KernelNames()
+    driver = calls.Layer.DRIVER
+    for number in range(1, 31):
+        names.learn(control("cuModuleGetFunction", 100, number, b"honest_%d" % number))
+    for pid in range(200, 212):
+        for number in range(1, 100):
+            names.learn(control("cuModuleGetFunction", pid, number, b"k" * 170))
+            assert names._total <= 100_000
+            assert names._total == sum(names._bytes.values())
+    assert [names.name(100, number, driver) for number in range(1, 31)] == [f"honest_{n}" for n in range(1, 31)]
+    for pid in (100, *range(200, 212)):
+        names.forget(pid)
+    assert names._total == 0
+
+
+def test_long_names_of_a_process_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_module, "OF_PROCESS", 100_000)
+    monkeypatch.setattr(names_module, "demangle", lambda symbol, pid: f"{symbol} {'x' * 4000}")
+    names = KernelNames()
+    for number in range(1, 500):
+        names.learn(control("cuModuleGetFunction", 10, number, b"k%d" % number))
+        assert names.name(10, number, calls.Layer.DRIVER).startswith(f"k{number} ")
+        assert sum(len(str(name)) for name in names._known[10].values()) <= 100_000
+    assert names.name(10, 499, calls.Layer.DRIVER).startswith("k499 ")
+
+
+def test_names_within_the_bounds_are_those_that_were_learned_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(6)
+    names = KernelNames()
+    known: dict[tuple[int, int], str] = {}
+    for _ in range(3000):
+        pid, handle = rng.choice([10, 11, 12]), rng.randrange(60)
+        if rng.random() < 0.5:
+            text = "".join(rng.choices("abcdef", k=rng.randrange(1, 50)))
+            names.learn(control("cuModuleGetFunction", pid, handle, text.encode()))
+            known[pid, handle] = text
+        elif rng.random() < 0.02:
+            names.forget(pid)
+            known = {key: name for key, name in known.items() if key[0] != pid}
+        else:
+            expected = known.setdefault((pid, handle), f"kernel@{handle:#x}")
+            assert names.name(pid, handle, calls.Layer.DRIVER) == expected
+        assert names._total == sum(names._bytes.values())
+    least = dict(names._bytes)
+    for pid in least:
+        names._weigh(pid)
+        assert names._bytes[pid] <= least[pid] + 100 * len(names._known.get(pid, {})), "what was added covers it"
 
 
 def unread(pid: int, handle: int, address: int, start: bytes = b"") -> np.ndarray:
