@@ -139,7 +139,14 @@ _BACKWARD = re.compile(
     re.IGNORECASE,
 )
 _CLIPPING = re.compile(r"multi_tensor|l2norm|clip_grad", re.IGNORECASE)
-_COPIES = re.compile(r"multi_tensor_apply\w*<.*copy", re.IGNORECASE)
+_APPLY = re.compile(r"multi_tensor_apply", re.IGNORECASE)
+_COPY = re.compile(r"copy", re.IGNORECASE)
+_WORD = re.compile(r"\w*")
+_MARKS = (
+    *("backward", "bwd", "grad", "bprop", "multi_tensor", "l2norm", "adam", "rmsprop", "lamb", "sgd"),
+    *("optimizer", "forward", "fwd", "fprop", "embedding"),
+)
+"""One of these is in whatever a pattern finds: most names have none, and are not searched."""
 _OPTIMIZER = re.compile(r"(?<!h)adam|adagrad|rmsprop|(?<![a-z])lamb(?!da)|(?<![a-z])sgd|optimizer", re.IGNORECASE)
 _FORWARD = re.compile(r"forward|(?<![a-z])fwd|fprop|embedding", re.IGNORECASE)
 _NCCL = re.compile(r"^(?:void )?nccl(?:Symk)?(?:Dev)?Kernel_?([A-Za-z]*)")
@@ -219,6 +226,10 @@ def what_of(name: str) -> What:
     collective = _NCCL.match(name)
     if collective:
         return OF_NCCL.get(collective[1], What.COMMUNICATION)
+    if name.isascii():
+        lower = name.lower()
+        if not any(mark in lower for mark in _MARKS):
+            return What.KERNEL
     # FBGEMM's embeddings update themselves in the backward pass: split_embedding_backward_codegen_rowwise_adagrad.
     patterns = (
         (_CLIPPING, What.OPTIMIZER),
@@ -226,14 +237,29 @@ def what_of(name: str) -> What:
         (_OPTIMIZER, What.OPTIMIZER),
         (_FORWARD, What.FORWARD),
     )
-    if _COPIES.search(name):
+    if _copies(name):
         return What.KERNEL  # of sharded parameters, forward and backward
     # A template's arguments show it where its own name does not: elementwise_kernel<…gelu_backward…>.
-    for text in (name.partition("<")[0], name):
+    for text in dict.fromkeys((name.partition("<")[0], name)):
         for pattern, what in patterns:
             if pattern.search(text):
                 return what
     return What.KERNEL
+
+
+def _copies(name: str) -> bool:
+    r"""Whether a line of a name has ``multi_tensor_apply\w*<.*copy``; in time that grows with its length, which
+    a search for that pattern does not."""
+    for line in name.split("\n") if _APPLY.search(name) else ():
+        at = 0
+        for piece in line.split("<")[:-1]:
+            ends = [found.end() for found in _APPLY.finditer(piece)]
+            at += len(piece) + 1
+            if ends and _WORD.fullmatch(piece, ends[-1]):
+                if _COPY.search(line, at):
+                    return True
+                break
+    return False
 
 
 def kinds_of(ops: NDArray[np.void], kernels: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
+import re
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -92,6 +94,70 @@ def split(phases: GpuPhases, ops: NDArray[np.void], *edges: int) -> list[dict[st
 )  # fmt: skip
 def test_names(name: str, what: What) -> None:
     assert what_of(name) == what
+
+
+def what_it_was(name: str) -> What:
+    """As ``what_of`` was before it left out names without any mark: each pattern searched in each name."""
+    copies = re.compile(r"multi_tensor_apply\w*<.*copy", re.IGNORECASE)
+    if collective := gpu._NCCL.match(name):
+        return gpu.OF_NCCL.get(collective[1], What.COMMUNICATION)
+    if copies.search(name):
+        return What.KERNEL
+    for text in (name.partition("<")[0], name):
+        for pattern, what in (
+            (gpu._CLIPPING, What.OPTIMIZER),
+            (gpu._BACKWARD, What.BACKWARD),
+            (gpu._OPTIMIZER, What.OPTIMIZER),
+            (gpu._FORWARD, What.FORWARD),
+        ):
+            if pattern.search(text):
+                return what
+    return What.KERNEL
+
+
+def test_what_any_name_is_did_not_change_with_the_time_that_it_takes() -> None:
+    rng = random.Random(8)
+    pieces = [
+        *(
+            "multi_tensor_apply",
+            "MULTI_TENSOR_apply",
+            "multi_tensor",
+            "_kernel",
+            "<",
+            "<",
+            ">",
+            "copy",
+            "Copy",
+            "cop",
+            "\n",
+        ),
+        *(
+            "backward",
+            "Bwd",
+            "abwd",
+            "dgrad",
+            "wgrad",
+            "bprop",
+            "grad_input",
+            "gradweight",
+            "grad",
+            "xgrad",
+            "gradgrad",
+        ),
+        *("l2norm", "clip_grad", "adam", "hadam", "adagrad", "rmsprop", "lamb", "lambda", "sgd", "xsgd", "optimizer"),
+        *("forward", "fwd", "afwd", "fprop", "embedding", "ncclDevKernel_AllReduce", "void ", "::", " ", "é", "ſ", "K"),
+        *("elementwise", "at::native", "float, int", "_", "1"),
+    ]
+    for _ in range(20_000):
+        name = "".join(rng.choices(pieces, k=rng.randrange(9)))
+        assert what_of(name) == what_it_was(name), name
+
+
+def test_names_are_searched_for_copies_in_time_that_grows_with_their_length() -> None:
+    """Half a million characters: squared, that is days."""
+    for name in ("multi_tensor_apply<" * 27_000, "multi_tensor_apply" * 28_000 + "<cop", "multi_tensor_apply" * 28_000):
+        assert what_of(name) is What.OPTIMIZER
+    assert what_of("multi_tensor_apply<" * 27_000 + "copy") is What.KERNEL
 
 
 def test_what_and_phase_of_a_collective_have_one_number() -> None:
