@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture import offcpu
+from argus.capture.bounded import Bounded, text_bytes
 from argus.capture.process.symbols import NativeFrame, Symbols
 from argus.capture.process.targets import PROC
 from argus.capture.python.code import NO_CHAIN, Chain, CodeResolver
@@ -22,6 +23,9 @@ from argus.system.proc import field_of, read_file
 
 TRIES = 5
 """A thread that ran while it was read is read again."""
+_merged_stacks = Bounded[tuple[Chain, tuple[NativeFrame, ...], bool, int], Stack](8192, 64 << 20)
+_FRAME_BYTES = 160
+"""Of a frame without its texts."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ def assemble(
     python = resolver.chain(frames) if resolver is not None and len(frames) else NO_CHAIN
     believed, complete = symbols.verified(native) if len(native) else (0, False)
     named = map(_without_place, symbols.name(native[:believed])) if believed else ()
+    if python.cut:
+        flags |= records.STACK_PYTHON_CUT
     return _merged(python, tuple(named), complete, flags)
 
 
@@ -71,14 +77,25 @@ def _without_place(frame: NativeFrame) -> NativeFrame:
     return replace(frame, offset=0) if frame.function else frame
 
 
-@lru_cache(maxsize=8192)
 def _merged(
     python: Chain,
     native: tuple[NativeFrame, ...],
     complete: bool,
     flags: int,
 ) -> Stack:
-    return merge(python.frames, python.entries, native, complete, flags, [frame.evaluates for frame in native])
+    key = python, native, complete, flags
+    stack = _merged_stacks.get(key)
+    if stack is None:
+        loops = [frame.evaluates for frame in native]
+        stack = merge(python.frames, python.entries, native, complete, flags, loops)
+        _merged_stacks.keep(key, stack, stack_bytes(stack))
+    return stack
+
+
+def stack_bytes(stack: Stack) -> int:
+    """What a stack takes in memory, about, if it shares nothing with others."""
+    texts = sum(text_bytes(frame.function) + text_bytes(frame.file) for frame in stack.frames)
+    return _FRAME_BYTES * (1 + len(stack.frames)) + texts
 
 
 def read_blocked(

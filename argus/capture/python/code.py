@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture.bounded import text_bytes
 from argus.capture.python import layouts
 from argus.capture.python.interpreter import PythonProcess, check_of, is_hidden, read_memory
 from argus.capture.reader import progress
@@ -46,8 +47,12 @@ _FIRST_READ = 256
 """Bytes of an object that are read at first: most names, file names and line tables fit."""
 
 
+CHAIN_FRAMES, CHAIN_BYTES = 4096, 512 << 10
+"""Frames of one stack that are named, from the leaf on, and bytes of their names and files: 128 for each. CPython ends
+a recursion at 1,000 frames, unless a program asks for more."""
 MAX_CHAIN_BYTES = 32 << 20
 """What may be remembered of whole stacks of a process; all is forgotten when there is more."""
+_ALL = 1 << 62
 _MAX_SPANS = 1024
 """UIO_MAXIOV of include/uapi/linux/uio.h."""
 
@@ -82,10 +87,18 @@ class Chain:
     Attributes:
         frames: None: it could not be named.
         entries: Whether C code called it.
+        cut: The frames nearest to the root were left out: beyond ``CHAIN_FRAMES`` or ``CHAIN_BYTES``.
     """
 
     frames: tuple[PythonFrame | None, ...]
     entries: tuple[bool, ...]
+    cut: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, about, with its names."""
+        texts = sum(text_bytes(one.function) + text_bytes(one.file) for one in self.frames if one is not None)
+        return 16 * len(self.frames) + texts
 
 
 NO_CHAIN = Chain((), ())
@@ -105,18 +118,20 @@ class _Code:
         "line_table",
         "lines",
         "spans",
+        "text_bytes",
     )
 
     @property
     def nbytes(self) -> int:
         """What it takes, about, once its lines are decoded (8 bytes a range twice, a range takes two or more)."""
         held = sum(len(data) for data in self.content if data is not None)
-        return 400 + len(self.function) + len(self.file) + 9 * len(self.line_table) + held
+        return 400 + self.text_bytes + 9 * len(self.line_table) + held
 
     def __init__(self, header: tuple[int, ...], function: str, file: str, line_table: bytes) -> None:
         self.header = header
         self.function = function
         self.file = file
+        self.text_bytes = text_bytes(function) + text_bytes(file)
         self.line_table = line_table
         self.spans: tuple[tuple[int, int], ...] = ()
         self.content: tuple[bytes | None, ...] = ()
@@ -301,35 +316,42 @@ class CodeResolver:
         return self._resolve_in_memory(frames.tobytes(), rows) if resolved is None else resolved
 
     def chain(self, frames: NDArray[np.void]) -> Chain:
-        """The frames of one stack. What the kernel sent all of is remembered: it can be nothing else.
+        """The frames of one stack, from the leaf on, as many as ``CHAIN_FRAMES`` and ``CHAIN_BYTES`` allow. What the
+        kernel sent all of is remembered: it can be nothing else.
 
         Args:
             frames: As for ``resolve``.
         """
-        key = frames.tobytes()
+        longer, frames = len(frames) > CHAIN_FRAMES, frames[:CHAIN_FRAMES]
+        key = frames.tobytes() + (b"+" if longer else b"=")
         cached = self._sent_chains.get(key)
         if cached is not None:
             return cached
         rows = frames.tolist()
-        resolved = self._sent_frames(rows)
+        resolved = self._sent_frames(rows, CHAIN_BYTES)
         sent = resolved is not None
         if resolved is None:
-            resolved = self._resolve_in_memory(key, rows)
-        pairs = zip(resolved, rows, strict=True)
+            resolved = self._resolve_in_memory(key, rows, CHAIN_BYTES)
+        pairs = zip(resolved, rows, strict=False)
         kept = [(frame, bool(row[4] & FRAME_ENTRY)) for frame, row in pairs if frame is not HIDDEN]
-        chain = Chain(tuple(frame for frame, _ in kept), tuple(entry for _, entry in kept))
+        cut = longer or len(resolved) < len(rows)
+        chain = Chain(tuple(frame for frame, _ in kept), tuple(entry for _, entry in kept), cut)
         if sent:
             if self._sent_bytes > MAX_CHAIN_BYTES:
                 self._sent_chains.clear()
                 self._sent_bytes = 0
             self._sent_chains[key] = chain
-            self._sent_bytes += len(key) + 16 * len(kept)
+            self._sent_bytes += len(key) + chain.nbytes
         return chain
 
-    def _sent_frames(self, rows: list[tuple[int, int, int, int, int]]) -> list[PythonFrame | None] | None:
-        """None: the kernel did not send what all of them are called."""
+    def _sent_frames(
+        self, rows: list[tuple[int, int, int, int, int]], most_bytes: int = _ALL
+    ) -> list[PythonFrame | None] | None:
+        """The first of them with so many bytes of names; None: the kernel did not send what all of these are called."""
         resolved: list[PythonFrame | None] = []
         for address, check, content, instruction, first in rows:
+            if most_bytes <= 0:
+                break
             code = self._sent_code((address, content, check, first & ~FRAME_ENTRY)) if content else None
             if code is None or code.covered_to <= instruction < _NOT_BEGUN:
                 return None
@@ -337,6 +359,7 @@ class CodeResolver:
             if frame is None:
                 frame = code.frames[instruction] = self._sent_frame(code, instruction)
             resolved.append(frame)
+            most_bytes -= code.text_bytes
         return resolved
 
     def _sent_frame(self, code: _Code, instruction: int) -> PythonFrame:
@@ -344,7 +367,10 @@ class CodeResolver:
             return HIDDEN
         return PythonFrame(code.function, code.file, self._line(code, instruction))
 
-    def _resolve_in_memory(self, key: bytes, rows: list[tuple[int, int, int, int, int]]) -> list[PythonFrame | None]:
+    def _resolve_in_memory(
+        self, key: bytes, rows: list[tuple[int, int, int, int, int]], most_bytes: int = _ALL
+    ) -> list[PythonFrame | None]:
+        """The first of them with so many bytes of names. ``key``: of these frames, and of this bound."""
         if (chain := self._chains.get(key)) is not None:
             if chain[1].holds(self._pid):
                 return list(chain[0])
@@ -353,9 +379,12 @@ class CodeResolver:
         resolved: list[PythonFrame | None] = []
         whole = True
         for address, check, content, instruction, first in rows:
+            if most_bytes <= 0:
+                break
             sent = self._sent_code((address, content, check, first & ~FRAME_ENTRY)) if content else None
             if sent is not None and not sent.covered_to <= instruction < _NOT_BEGUN:
                 resolved.append(self._sent_frame(sent, instruction))
+                most_bytes -= sent.text_bytes
                 continue
             if address in current:
                 code = current[address]
@@ -367,6 +396,7 @@ class CodeResolver:
                 if sent is not None:
                     self.counters["python_lines_unknown"] += 1
                     resolved.append(PythonFrame(sent.function, sent.file, 0))
+                    most_bytes -= sent.text_bytes
                     continue
                 self.counters["python_frames_unresolved"] += 1
                 self.counters["python_code_reused"] += code is not None
@@ -376,6 +406,7 @@ class CodeResolver:
             if frame is None:
                 frame = code.frames[instruction] = self._frame(code, instruction)
             resolved.append(frame)
+            most_bytes -= code.text_bytes
         if self._pid and whole and resolved:
             self._remember(key, resolved, current)
         return resolved
@@ -396,7 +427,7 @@ class CodeResolver:
                     assert data is not None
                     spans.append((at, data))
             watch = self._watches[codes] = _Watch(spans) if len(spans) <= _MAX_SPANS else None
-            self._chain_bytes += 0 if watch is None else watch.nbytes
+            self._chain_bytes += 0 if watch is None else watch.nbytes + sum(code.text_bytes for code in codes)
         watch = self._watches[codes]
         if watch is not None:
             self._chains[key] = (list(resolved), watch)
@@ -559,7 +590,6 @@ _CODECS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 # Each decoder gives the byte offsets at which ranges of instructions end, ascending, and the line of each (0: none), up
 # to the range that holds the instruction ``until``.
-_ALL = 1 << 62
 _NOT_BEGUN = 1 << 31
 """An instruction from here on: the function has not begun."""
 

@@ -10,25 +10,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.blocked import Blocked, assemble, read_state
+from argus.capture.bounded import Bounded, text_bytes
 from argus.capture.process.demangler import shared as demangler
 from argus.capture.process.symbols import NativeFrame
+from argus.capture.python.code import CHAIN_FRAMES
 from argus.capture.python.interpreter import MAX_COUNT, MAX_THREADS, Interpreter, interpreter_of
 from argus.capture.reader import reader
 from argus.capture.reader.reader import Answer, Malformed, integers, text
-from argus.model.records import FRAME
+from argus.model.records import FRAME, NATIVE_FRAMES
 from argus.model.stacks import Frame, Stack
 
 _AT_ONCE = 256 << 10
 """Bytes of code objects that wait for the next stacks."""
-_FRAMES = 1 << 18
-"""Frames of a stack that are believed."""
+_FRAMES = CHAIN_FRAMES + NATIVE_FRAMES + 16
+"""Frames of a stack that are believed: Python's, native ones, and markers."""
+_FRAME_BYTES = 300
+"""Of a frame that is kept, without its texts."""
 _KINDS = ("python", "native", "jit", "kernel", "vdso", "marker")
 _STATES = ("complete", "cut", "rejected", "none", "leaf")
 
@@ -174,7 +177,10 @@ class RemoteSymbols:
         python, native, rows = fields
         if python not in _STATES or native not in _STATES or len(rows) > _FRAMES:
             raise Malformed("a stack")
-        frames = tuple(_frame(*map(str, row[:3]), *integers(row[3:], 1 << 32)) for row in rows)
+        frames = tuple(
+            _frame(str(kind), str(function), str(file), integers([line], 1 << 32)[0])
+            for kind, function, file, line in rows
+        )
         # What the reader leaves to the process that has limits for each name.
         if any(frame.function.startswith("_Z") for frame in frames):
             names = demangler.names([frame.function for frame in frames], self.pid)
@@ -215,12 +221,19 @@ class RemoteSymbols:
         self._closed = True
 
 
-@lru_cache(maxsize=16_384)
+_frames = Bounded[tuple[str, str, str, int], Frame](16_384, 16 << 20)
+
+
 def _frame(kind: str, function: str, file: str, line: int) -> Frame:
-    """A frame; equal ones are one object."""
-    if kind not in _KINDS:
-        raise Malformed("a kind of frame")
-    return Frame(kind, text(function), text(file), line)
+    """A frame; equal ones are one object, if they are met often."""
+    key = kind, function, file, line
+    frame = _frames.get(key)
+    if frame is None:
+        if kind not in _KINDS:
+            raise Malformed("a kind of frame")
+        frame = Frame(kind, text(function), text(file), line)
+        _frames.keep(key, frame, _FRAME_BYTES + text_bytes(function) + text_bytes(file))
+    return frame
 
 
 class RemotePython:

@@ -100,6 +100,7 @@ CLASSES = {
     "capture/process/demangler": ("Demangler",),
     "cupti/names_room": ("NamesRoom",),
     "capture/process/symbols": ("Symbols",),
+    "capture/bounded": ("Bounded",),
     "capture/python/code": ("CodeResolver",),
     "capture/process/threads": ("ThreadWatch",),
     "capture/process/host_cpu": ("HostCpuReader",),
