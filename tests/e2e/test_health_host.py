@@ -184,6 +184,14 @@ def test_a_disk_that_a_user_s_program_plays_is_not_timed(tmp_path: Path) -> None
         look(tmp_path, "disk_slow", {"proc/diskstats": theirs, "sys/block/ublkb0/dev": "259:1"})
 
 
+@pytest.mark.parametrize("name", ["nbd0", "loop7", "ram0", "zram0", "sr0", "fd0", "ublkb0"])
+def test_no_image_s_speed_is_a_disk_s(tmp_path: Path, name: str) -> None:
+    """``_mounts.IMAGE``: all that may have a user's image behind it."""
+    theirs = f"43 0 {name} 1500 0 0 1505000 1500 0 0 1505000 0 0 0\n"
+    with pytest.raises(Absent, match="no disks"):
+        look(tmp_path, "disk_slow", {"proc/diskstats": theirs, f"sys/block/{name}/dev": "43:0"})
+
+
 LOADS = {
     "cpu": "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.fork()\nwhile 1: pass",
     # More pages of a file than the group may have, again and again.

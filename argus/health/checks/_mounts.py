@@ -29,7 +29,12 @@ class Mount:
     @property
     def is_image(self) -> bool:
         """Whether what is mounted may be a user's image, ``IMAGE``."""
-        return re.fullmatch(f"/dev/{IMAGE}", self.device) is not None
+        return self.device.startswith("/dev/") and is_image(self.device.removeprefix("/dev/"))
+
+
+def is_image(name: str) -> bool:
+    """Whether a block device, such as "nbd0", may have a user's image behind it, ``IMAGE``."""
+    return re.fullmatch(IMAGE, name) is not None
 
 
 def mounts(look: Look) -> list[Mount]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argus.health.check import Absent, Look, Result
+from argus.health.checks._mounts import is_image
 from argus.health.limit import Limit
 from argus.model.units import seconds
 
@@ -24,11 +25,8 @@ def check(look: Look) -> Result:
     for line in look.read("proc/diskstats").splitlines():
         words = line.split()
         name = words[2]
-        if (
-            name.startswith(("loop", "ram", "zram", "sr", "dm-", "ublkb"))
-            or not look.path(f"sys/block/{name}").exists()
-        ):
-            continue
+        if is_image(name) or name.startswith("dm-") or not look.path(f"sys/block/{name}").exists():
+            continue  # an image's speed is its owner's; what dm- maps is on disks that are listed themselves
         operations, spent_ms = int(words[3]) + int(words[7]), int(words[6]) + int(words[10])
         found.figures |= {f"operations_total/{name}": float(operations), f"spent_s_total/{name}": spent_ms / 1000}
         done = look.moved(found.figures, f"operations_total/{name}") or 0.0
