@@ -77,6 +77,7 @@ OVER_SHARE = tuple(
     f"{what}_over_share"
     for what in (
         *("rows", "look_ups", "processes", "files", "communicators", "groups", "calls", "last_steps", "step_calls"),
+        "environments",
     )
 )
 """Losses that are counted in ``Session.losses`` alone, of no side's."""

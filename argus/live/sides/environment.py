@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from argus.live.job import Job, Member
 from argus.live.session import Session
 from argus.live.side import Side
 from argus.model.environment import COMMAND, UNREADABLE, bounded, digest
+from argus.model.losses import Whom
 from argus.system import redact
 from argus.system.aside import Aside
 
@@ -20,7 +23,8 @@ AGAIN_S = (0.0, 10.0, 60.0)
 AT_ONCE = 4
 """Processes that are read in one turn: each takes a millisecond or two."""
 AT_THE_END = 32
-"""Processes that are read once more when the trace ends, of those that were young a moment ago."""
+"""Processes that are read once more when the trace ends, of those that were young a moment ago: first those that were
+not read yet."""
 NODE_S = 5.0
 """So long ranks wait for the facts of their node, which take some ms: a driver may not answer."""
 _PLACE = re.compile(
@@ -44,6 +48,9 @@ class EnvironmentSide(Side):
         self._node_since = 0.0
         self._reads: dict[int, tuple[float, int, dict[str, str]]] = {}
         """Of live ranks, by PID: when they were first seen, how often they were read, what was found."""
+        self._turn = 0
+        self._served: dict[Hashable, int] = {}
+        """Users, containers and jobs: the last turn in which a rank of theirs was read."""
 
     def look(self, now: float) -> None:
         if self._node is None:
@@ -53,14 +60,12 @@ class EnvironmentSide(Side):
             return
         live = {member.target.pid: (job, member) for job in self._session.jobs for member in self._alive(job)}
         self._reads = {pid: read for pid, read in self._reads.items() if pid in live}
-        left = AT_ONCE
+        due = []
         for pid, (job, member) in live.items():
             since, times, _ = self._reads.get(pid, (now, 0, {}))
-            if times == len(AGAIN_S) or now < since + AGAIN_S[times]:
-                continue
-            if left == 0:
-                break
-            left -= 1
+            if times < len(AGAIN_S) and now >= since + AGAIN_S[times]:
+                due.append((job, member))
+        for job, member in self._in_turns(due, AT_ONCE):
             self._read(job, member, now)
 
     def stop(self) -> None:
@@ -73,8 +78,35 @@ class EnvironmentSide(Side):
             for member in self._alive(job)
             if self._reads.get(member.target.pid, (0.0, 0, {}))[1] < len(AGAIN_S)
         ]
-        for job, member in young[:AT_THE_END]:
-            self._read(job, member, 0.0)
+        new = [one for one in young if one[1].target.pid not in self._reads]
+        seen = [one for one in young if one[1].target.pid in self._reads]
+        chosen = self._in_turns(new, AT_THE_END)
+        chosen += self._in_turns(seen, AT_THE_END - len(chosen))
+        pids = {member.target.pid for _, member in chosen}
+        for job, member in young:
+            if member.target.pid in pids:
+                self._read(job, member, 0.0)
+        for job, member in new:
+            if member.target.pid not in pids:
+                self._session.losses.count("environments_over_share", Whom(job))
+
+    def _in_turns(self, ranks: list[tuple[Job, Member]], most: int) -> list[tuple[Job, Member]]:
+        """The first so many: users take turns, so do a user's containers, and jobs in one."""
+        waiting: dict[int, deque[tuple[Job, Member]]] = {}
+        for one in ranks:
+            waiting.setdefault(id(one[0]), deque()).append(one)
+        places = {id(job): (job.owner[0], job.owner, (job.name, job.run)) for job in self._session.jobs}
+        there = {key for keys in places.values() for key in keys}
+        self._served = {key: turn for key, turn in self._served.items() if key in there}
+        chosen: list[tuple[Job, Member]] = []
+        while waiting and len(chosen) < most:
+            place = min(waiting, key=lambda one: [self._served.get(key, 0) for key in places[one]])
+            chosen.append(waiting[place].popleft())
+            if not waiting[place]:
+                del waiting[place]
+            self._turn += 1
+            self._served |= dict.fromkeys(places[place], self._turn)
+        return chosen
 
     @staticmethod
     def _alive(job: Job) -> list[Member]:

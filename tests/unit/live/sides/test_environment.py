@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,95 @@ def test_few_are_read_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ranks.asked) == environment.AT_ONCE
     ranks.side.look(0.5)
     assert sorted(rank for rank, _ in ranks.stored) == list(range(environment.AT_ONCE + 1))
+
+
+class TwoJobs(Ranks):
+    """A job of few ranks, of one user, and before it one of another that has new processes all the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int, **options: Any) -> None:
+        super().__init__(monkeypatch, ranks)
+        self.job.owner = 1001, ""
+        self.busy = Job("busy", 1, owner=(1002, ""))
+        self.side = EnvironmentSide(a_session(self.rows, jobs=[self.busy, self.job], **options))
+        self.pid = 1000
+
+    def add(self, ranks: int) -> None:
+        for member in self.busy.members.values():
+            member.state = "exited"
+        for rank in range(ranks):
+            self.pid += 1
+            self.facts[self.pid] = {"env.NCCL_ALGO": "Tree"}
+            target: Any = SimpleNamespace(pid=self.pid, command="")
+            self.busy.members[self.pid] = Member(target, rank, "torchrun")
+
+    def of(self, job: str) -> list[int]:
+        return [row["rank"] for row in self.rows["environments"] if row["job"] == job]
+
+
+def test_a_job_with_new_processes_all_the_time_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = TwoJobs(monkeypatch, 6)
+    for turn in range(3):
+        ranks.add(2 * environment.AT_ONCE)
+        ranks.side.look(turn * 0.5)
+    assert ranks.of("j") == list(range(6))
+    assert len(ranks.of("busy")) == 6
+
+
+@pytest.mark.parametrize("one_user", [True, False])
+def test_every_owner_has_a_turn_however_many_there_are(monkeypatch: pytest.MonkeyPatch, one_user: bool) -> None:
+    """Containers of one user have the turns of one."""
+    ranks = TwoJobs(monkeypatch, 4)
+    others = [
+        Job(f"other {number}", 1, owner=(1002 if one_user else 2000 + number, str(number))) for number in range(9)
+    ]
+    ranks.side._session.roster.jobs[:] = [*others, ranks.job]
+    for turn in range(12):
+        for job in others:
+            ranks.pid += 1
+            ranks.facts[ranks.pid] = {"env.NCCL_ALGO": "Tree"}
+            target: Any = SimpleNamespace(pid=ranks.pid, command="")
+            job.members = {ranks.pid: Member(target, 0, "torchrun")}
+        ranks.side.look(turn * 0.5)
+        if one_user and turn == 1:
+            assert len(ranks.of("j")) == 4
+    assert len(ranks.of("j")) == 4
+    assert {row["job"] for row in ranks.rows["environments"]} == {"j", *(job.name for job in others)}
+
+
+def test_at_the_end_owners_take_turns_and_who_was_never_read_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = TwoJobs(monkeypatch, 6)
+    session = ranks.side._session
+    ranks.side.look(0.0)
+    assert ranks.of("j") == list(range(environment.AT_ONCE))
+    ranks.add(environment.AT_THE_END + 10)
+    ranks.side.stop()
+    assert sorted(set(ranks.of("j"))) == list(range(6))
+    assert len(ranks.of("busy")) == environment.AT_THE_END - 2, "those that were never read come first"
+    assert not any(session.losses.of(ranks.job).values())
+    assert session.losses.of(ranks.busy) == {"environments_over_share": 12}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_job_alone_is_read_in_the_order_of_its_ranks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """As if there were no turns."""
+    rng = random.Random(seed)
+    ranks = Ranks(monkeypatch, ranks=rng.randrange(1, 40))
+    reads: dict[int, tuple[float, int]] = {}
+    now, expected = 0.0, list[int]()
+    for _ in range(60):
+        left = environment.AT_ONCE
+        for pid, member in ranks.job.members.items():
+            since, times = reads.get(pid, (now, 0))
+            if member.state != "traced" or times == 3 or now < since + environment.AGAIN_S[times] or not left:
+                continue
+            left -= 1
+            reads[pid] = since, times + 1
+            expected.append(pid)
+        ranks.side.look(now)
+        now += rng.random() * 4
+        if rng.random() < 0.1:
+            rng.choice(list(ranks.job.members.values())).state = "exited"
+    assert ranks.asked == expected
 
 
 def test_a_node_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
