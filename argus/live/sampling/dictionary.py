@@ -2,62 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter as Tally
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture.bounded import text_bytes
 from argus.live.display.stack_view import hot_line
 from argus.live.job import Job
-from argus.model.stacks import Stack
+from argus.model.losses import Owner
+from argus.model.shares import CONTAINERS
+from argus.model.stacks import Frame, Stack
 
-KEPT_STACKS = 16_384
-"""Stacks remembered in all, some 2 KB each, twice; beyond it all are numbered and sent anew, which costs time and loses
-nothing. A job has some hundreds; one that compiles while it runs makes new ones all the time."""
+KEPT_STACKS, KEPT_BYTES = 16_384, 64 << 20
+"""Stacks remembered in all, some 2 KB each, twice; beyond either bound those of an owner with more than its part are
+numbered and sent anew, which costs time and loses nothing. A job has some hundreds; one that compiles while it runs
+makes new ones all the time."""
+_NUMBER_BYTES, _STACK_BYTES, _FRAME_BYTES = 100, 300, 300
+"""Of a number, a stack and a frame, without texts."""
+
+
+class _Kept:
+    """An owner's stacks."""
+
+    def __init__(self) -> None:
+        self.ids: dict[int, int] = {}
+        """By the kernel's number: ``Stack.id``."""
+        self.stacks: dict[int, Stack] = {}
+        """By ``Stack.id``."""
+        self.frames: dict[Frame, Frame] = {}
+        """Theirs: equal ones are one object."""
+        self.nbytes = 0
+
+    def keep(self, stack: Stack) -> int:
+        """Adds a stack, if it is not there. Returns the bytes that this takes."""
+        if stack.id in self.stacks:
+            return 0
+        new = {frame for frame in stack.frames if frame not in self.frames}
+        frames = tuple(self.frames.setdefault(frame, frame) for frame in stack.frames)
+        if any(one is not other for one, other in zip(frames, stack.frames, strict=True)):
+            stack = replace(stack, frames=frames)
+        self.stacks[stack.id] = stack
+        texts = sum(text_bytes(frame.function) + text_bytes(frame.file) for frame in new)
+        nbytes = _STACK_BYTES + 8 * len(frames) + _FRAME_BYTES * len(new) + texts
+        self.nbytes += nbytes
+        return nbytes
 
 
 class StackDictionary:
-    """The stacks of a session, and which of them each job's table has."""
+    """The stacks of a session by their owners, and which of them each job's table has."""
 
     def __init__(self) -> None:
-        self._ids: dict[int, int] = {}
-        """By the kernel's number: ``Stack.id``."""
-        self._stacks: dict[int, Stack] = {}
-        """By ``Stack.id``."""
-        self._before: tuple[dict[int, int], dict[int, Stack]] = ({}, {})
-        """Both, before they were begun anew."""
+        self.nbytes = 0
+        """What the stacks take, about, without those of before."""
+        self._of: dict[Owner, _Kept] = {}
+        self._before: dict[Owner, _Kept] = {}
+        """What each had, before it was begun anew."""
         self._hot_lines: dict[int, str] = {}
         """Of the stacks that the live view has shown."""
         self._written: dict[tuple[str, int], set[int]] = {}
+        self._owner_of: dict[tuple[str, int], Owner] = {}
+        """Of these jobs."""
 
-    @property
-    def full(self) -> bool:
-        """Whether it is time to ``begin_anew``."""
-        return len(self._ids) > KEPT_STACKS
+    def __len__(self) -> int:
+        return sum(len(kept.ids) for kept in self._of.values())
 
-    def begin_anew(self) -> None:
-        """Forgets stacks of long ago: a program that makes code all the time never stops making new ones. Counts that
-        are under way are still understood."""
-        self._before = self._ids, self._stacks
-        self._ids, self._stacks = {}, {}
+    def full(self) -> list[Owner]:
+        """Owners for whom it is time to ``begin_anew``."""
+        many, much = len(self) > KEPT_STACKS, self.nbytes > KEPT_BYTES
+        if not many and not much:
+            return []
+        parts = self._parts()
+        return [
+            owner
+            for owner, kept in self._of.items()
+            if (many and len(kept.ids) > parts[owner] * KEPT_STACKS)
+            or (much and kept.nbytes > parts[owner] * KEPT_BYTES)
+        ]
+
+    def has_room(self, owner: Owner) -> bool:
+        """Whether an owner's stacks may be added before ``full`` is heeded the next time."""
+        kept = self._of.get(owner)
+        return kept is None or self.nbytes <= KEPT_BYTES or kept.nbytes <= self._parts()[owner] * KEPT_BYTES
+
+    def _parts(self) -> dict[Owner, float]:
+        """Each owner's part of the room: equal ones, but a user in many containers has that of ``CONTAINERS``."""
+        containers = Tally(user for user, _ in self._of)
+        weights = {owner: min(1.0, CONTAINERS / containers[owner[0]]) for owner in self._of}
+        total = sum(weights.values())
+        return {owner: weight / total for owner, weight in weights.items()}
+
+    def begin_anew(self, owner: Owner) -> None:
+        """Forgets an owner's stacks of long ago: a program that makes code all the time never stops making new ones.
+        Counts that are under way are still understood."""
+        self._before[owner] = kept = self._of.pop(owner, _Kept())
+        self.nbytes -= kept.nbytes
         self._hot_lines.clear()
-        self._written.clear()
+        for key in [key for key in self._written if self._owner_of.get(key) == owner]:
+            del self._written[key], self._owner_of[key]
 
-    def add(self, number: int, stack: Stack) -> None:
-        """Remembers a stack. ``number``: the kernel's; of a stack that the kernel has none of, its own ``id``."""
-        self._ids[number] = stack.id
-        self._stacks.setdefault(stack.id, stack)
+    def forget_gone(self, owners: Collection[Owner]) -> None:
+        """Drops the stacks of all but these owners."""
+        for gone in (self._of.keys() | self._before.keys()) - set(owners):
+            self.nbytes -= self._of.pop(gone, _Kept()).nbytes
+            self._before.pop(gone, None)
 
-    def get(self, stack_id: int) -> Stack | None:
-        """The stack of a ``Stack.id``; None: it was forgotten."""
-        stack = self._stacks.get(stack_id)
-        if stack is None and (stack := self._before[1].get(stack_id)) is not None:
-            self._stacks[stack_id] = stack
-        return stack
+    def add(self, number: int, stack: Stack, owner: Owner) -> None:
+        """Remembers an owner's stack. ``number``: the kernel's; of a stack that the kernel has none of, its own
+        ``id``."""
+        kept = self._of.setdefault(owner, _Kept())
+        if number not in kept.ids:
+            kept.nbytes += _NUMBER_BYTES
+            self.nbytes += _NUMBER_BYTES
+        kept.ids[number] = stack.id
+        self.nbytes += kept.keep(stack)
 
-    def ids_of(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """``Stack.id`` of each of the kernel's numbers; 0: there is none."""
-        now, before = self._ids, self._before[0]
+    def get(self, stack_id: int, owner: Owner | None = None) -> Stack | None:
+        """The stack of a ``Stack.id``, of an owner or of any; None: it was forgotten."""
+        for one in self._of.keys() | self._before.keys() if owner is None else (owner,):
+            kept, before = self._of.get(one), self._before.get(one)
+            if kept is not None and (stack := kept.stacks.get(stack_id)) is not None:
+                return stack
+            if before is not None and (stack := before.stacks.get(stack_id)) is not None:
+                self.nbytes += self._of.setdefault(one, _Kept()).keep(stack)
+                return stack
+        return None
+
+    def ids_of(self, numbers: NDArray[np.uint64], owner: Owner) -> NDArray[np.uint64]:
+        """``Stack.id`` of each of the kernel's numbers for an owner's stacks; 0: there is none."""
+        now, before = (of[owner].ids if owner in of else {} for of in (self._of, self._before))
         return np.array([now.get(one) or before.get(one, 0) for one in numbers.tolist()], np.uint64)
 
     def hot_line(self, stack_id: int) -> str:
@@ -71,12 +146,15 @@ class StackDictionary:
     def unwritten(self, job: Job, ids: NDArray[np.uint64]) -> list[Stack]:
         """Those of these stacks that the job's table lacks."""
         written = self._written.get((job.name, job.run), set())
-        return [stack for one in set(ids.tolist()) - written if one and (stack := self.get(one)) is not None]
+        fresh = set(ids.tolist()) - written
+        return [stack for one in fresh if one and (stack := self.get(one, job.owner)) is not None]
 
     def note_written(self, job: Job, stacks: Iterable[Stack]) -> None:
         """The job's table has these from now on."""
+        self._owner_of[job.name, job.run] = job.owner
         self._written.setdefault((job.name, job.run), set()).update(stack.id for stack in stacks)
 
     def forget(self, job: Job) -> None:
         """Drops what is kept of a job that is over."""
         self._written.pop((job.name, job.run), None)
+        self._owner_of.pop((job.name, job.run), None)

@@ -88,7 +88,7 @@ class StackRows:
     def _write_counts(self, job: Job, counts: NDArray[np.void], now: float) -> None:
         if not len(counts):
             return
-        ids = self._dictionary.ids_of(counts["stack"])
+        ids = self._dictionary.ids_of(counts["stack"], job.owner)
         missing = (ids == 0) & (counts["stack"] != 0)
         if missing.any():
             number = int(counts["count"][missing].sum())
@@ -111,7 +111,7 @@ class StackRows:
         if not len(pauses):
             return
         ranks, threads = self._ranks_and_threads(pauses)
-        ids = self._dictionary.ids_of(pauses["stack"])
+        ids = self._dictionary.ids_of(pauses["stack"], job.owner)
         self._write_stacks(job, ids)
         rows = stack_rows.to_pauses(pauses, self._session.origin(job), ranks, threads, ids)
         self._session.writer.append("gc_pauses", rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from argus.capture.blocked import assemble
 from argus.capture.reader.remote import RemoteResolver, RemoteSymbols
@@ -12,6 +12,7 @@ from argus.live.sampling.process import SampledProcess
 from argus.live.sampling.processes import SampledProcesses
 from argus.live.sampling.programs import StackPrograms
 from argus.live.session import Session
+from argus.model.losses import Owner
 
 DOUBTS = 8
 """So often the chain of frame pointers at a place must be found wrong, and never right, before the kernel leaves it out
@@ -39,8 +40,8 @@ class Symbolizer:
 
     def feed(self, drained: Drained) -> None:
         """Adds code objects and stacks that are new to the dictionary."""
-        if self._dictionary.full:
-            self._begin_dictionary(self._processes.by_pid.values())
+        if full := self._dictionary.full():
+            self._begin_dictionary(full, self._processes.by_pid.values())
         for pid, record in drained.codes:
             process = self._processes.by_pid.get(pid)
             if process is not None and process.resolver is not None and not process.quarantined:
@@ -56,20 +57,24 @@ class Symbolizer:
             ):
                 self._symbolize(process, raw)
 
-    def _begin_dictionary(self, processes: Iterable[SampledProcess]) -> None:
-        self._dictionary.begin_anew()
+    def _begin_dictionary(self, full: Collection[Owner], processes: Collection[SampledProcess]) -> None:
+        """Begins the stacks of these owners anew."""
+        for owner in full:
+            self._dictionary.begin_anew(owner)
         for process in processes:
-            process.asleep.clear()
-            if not process.ended:
-                self._processes.renumber(process)
+            if process.job.owner in full:
+                process.asleep.clear()
+                if not process.ended:
+                    self._processes.renumber(process)
+        self._dictionary.forget_gone({process.job.owner for process in processes})
 
     def _symbolize(self, process: SampledProcess | None, raw: RawStack) -> None:
         if process is None:
             pid = int(raw.head["pid"])
             self._session.losses.count("stacks_without_rank", self._session.whom(pid))
             return
-        if process.quarantined:
-            return
+        if process.quarantined or not self._dictionary.has_room(process.job.owner):
+            return  # its samples have no stack, and are counted
         flags = int(raw.head["flags"])
         if isinstance(process.symbols, RemoteSymbols):
             stack = process.symbols.assemble(raw.frames, raw.native, flags)
@@ -80,7 +85,7 @@ class Symbolizer:
             self._place(process, int(raw.native[0]))
         if len(raw.native) > 1:
             self._doubt(process, int(raw.native[0]), stack.native == "complete")
-        self._dictionary.add(int(raw.head["stack"]), stack)
+        self._dictionary.add(int(raw.head["stack"]), stack, process.job.owner)
 
     def _place(self, process: SampledProcess, leaf: int) -> None:
         """Lets the kernel know the function that a thread was in, so that it takes all of it for one place."""

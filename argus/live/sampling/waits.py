@@ -15,10 +15,16 @@ from argus.live.sampling.dictionary import StackDictionary
 from argus.live.sampling.process import SampledProcess
 from argus.live.sampling.processes import SIGNS_OF_LIFE, SampledProcesses
 from argus.live.sampling.programs import StackPrograms
+from argus.live.session import Session
 from argus.model import records
+from argus.model.losses import Owner, Whom
 
 WAITING_S = 2.0
 """A thread that has been off the CPU for so long is reported while it waits, whenever counts become rows."""
+
+HELD_S = 2.0
+"""So long threads of a process, or, of waits that go on, of an owner's processes, are read in one call: a thread takes
+some milliseconds. The others are read in the next one."""
 
 _Wait = tuple[int, tuple[int, int], int, int]
 """A thread, its stack and ``what``, from and until when it waited, CLOCK_MONOTONIC."""
@@ -51,9 +57,13 @@ class Waits:
         programs: What follows threads off the CPU.
         processes: Whose threads.
         dictionary: Where stacks go that are read from outside.
+        session: The trace: time for reading them is taken of their owners' parts.
     """
 
-    def __init__(self, programs: StackPrograms, processes: SampledProcesses, dictionary: StackDictionary) -> None:
+    def __init__(
+        self, programs: StackPrograms, processes: SampledProcesses, dictionary: StackDictionary, session: Session
+    ) -> None:
+        self._session = session
         self._programs = programs
         self._processes = processes
         self._dictionary = dictionary
@@ -77,6 +87,7 @@ class Waits:
         now_ns = time.monotonic_ns()
         rows = np.zeros(len(off), records.STACK_COUNT)
         used = 0
+        held_s: dict[Owner, float] = {}
         self._off = set()
         for one in off:
             pid, tid, since = int(one["pid"]), int(one["tid"]), int(one["since_ns"])
@@ -91,9 +102,15 @@ class Waits:
             process = self._processes.by_pid.get(pid)
             if process is not None and not wait.reported_ns and (not wait.stack or since < process.python_since_ns):
                 # The kernel took no stack when it went, or took it before it knew of the interpreter.
-                with self._processes.guard(pid, process.job):
-                    blocked = None if process.quarantined else self._read_blocked(process, tid)
-                    wait.stack = wait.stack if blocked is None else blocked[0]
+                owner = process.job.owner
+                if held_s.get(owner, 0.0) < HELD_S:
+                    begun = time.monotonic()
+                    wait.stack = self._stack_of(process, tid) or wait.stack
+                    held_s[owner] = held_s.get(owner, 0.0) + time.monotonic() - begun
+                elif not final:
+                    continue  # reported the next time, from when it began
+                else:
+                    self._count_unread(process)
             row = rows[used]
             row["stack"], row["pid"], row["tid"], row["what"] = wait.stack, pid, tid, wait.what
             row["count"] = 0 if wait.reported_ns else 1
@@ -105,6 +122,25 @@ class Waits:
         self._forget_ended(off, now_ns)
         reported: NDArray[np.void] = rows[:used].copy()
         return reported
+
+    def _stack_of(self, process: SampledProcess, tid: int) -> int:
+        """``Stack.id`` of a thread that waits, from outside; 0: it was not read."""
+        if process.quarantined or not self._may_read(process):
+            return 0
+        blocked = None
+        with self._processes.guard(process.pid, process.job), self._session.looking_up(process.pid):
+            blocked = self._read_blocked(process, tid)
+        return 0 if blocked is None else blocked[0]
+
+    def _may_read(self, process: SampledProcess) -> bool:
+        """Whether a further thread of a process may be read now; what may not is counted."""
+        if self._dictionary.has_room(process.job.owner):
+            return self._session.may_look_up(process.pid)
+        self._count_unread(process)
+        return False
+
+    def _count_unread(self, process: SampledProcess) -> None:
+        self._session.losses.count("look_ups_over_share", Whom(process.job))
 
     def _forget_ended(self, off: NDArray[np.void], now_ns: int) -> None:
         """Drops waits that are over and that no count is of: their threads have ended."""
@@ -158,6 +194,36 @@ class Waits:
         Returns:
             ``records.STACK_COUNT``.
         """
+        with self._session.looking_up(process.pid):
+            ran, waits = self._awake(process, usage, pending)
+        states: dict[int, int] | None = None
+        begun = time.monotonic()
+        for one in usage[~ran]:
+            tid = int(one["tid"])
+            if tid in process.awake or (process.pid, tid) in self._off:
+                continue
+            blocked = process.asleep.get(tid)
+            if blocked is None:
+                if time.monotonic() > begun + HELD_S:
+                    self._count_unread(process)
+                    continue
+                if not self._may_read(process):
+                    continue
+                with self._session.looking_up(process.pid):
+                    if states is None and process.python is not None:
+                        states = process.python.thread_states()
+                    blocked = self._read_blocked(process, tid, states)
+                if blocked is None:
+                    continue
+                process.asleep[tid] = blocked
+            waits.append((tid, blocked, int(one["begin_ns"]), int(one["end_ns"])))
+        process.asleep_until_ns = int(usage["end_ns"].max())
+        return _rows(process, waits)
+
+    def _awake(
+        self, process: SampledProcess, usage: NDArray[np.void], pending: Sequence[NDArray[np.void]]
+    ) -> tuple[NDArray[np.bool_], list[_Wait]]:
+        """Which threads have run, and the ends of waits of those that have woken or ended."""
         ran = np.logical_or.reduce([usage[name] > 0 for name in SIGNS_OF_LIFE])
         process.awake.update(usage["tid"][ran].tolist())
         waits: list[_Wait] = []
@@ -174,22 +240,7 @@ class Waits:
             waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, until_ns))
         for tid in ended:
             waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, met_ns.get(tid, 0)))
-        states: dict[int, int] | None = None
-        for one in usage[~ran]:
-            tid = int(one["tid"])
-            if tid in process.awake or (process.pid, tid) in self._off:
-                continue
-            blocked = process.asleep.get(tid)
-            if blocked is None:
-                if states is None and process.python is not None:
-                    states = process.python.thread_states()
-                blocked = self._read_blocked(process, tid, states)
-                if blocked is None:
-                    continue
-                process.asleep[tid] = blocked
-            waits.append((tid, blocked, int(one["begin_ns"]), int(one["end_ns"])))
-        process.asleep_until_ns = int(usage["end_ns"].max())
-        return _rows(process, waits)
+        return ran, waits
 
     def asleep_until_the_end(self, process: SampledProcess, pending: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
         """The same of a process that has ended: they waited until they were met, ending, or until then."""
@@ -217,7 +268,7 @@ class Waits:
             return None
         if blocked is None:
             return None
-        self._dictionary.add(blocked.stack.id, blocked.stack)
+        self._dictionary.add(blocked.stack.id, blocked.stack, process.job.owner)
         return blocked.stack.id, blocked.what
 
 

@@ -86,7 +86,7 @@ class StackSide(Side):
         self._processes = SampledProcesses(session, self._programs, self._counters)
         self._dictionary = StackDictionary()
         self._symbolizer = Symbolizer(self._programs, self._processes, self._dictionary, session)
-        self._waits = Waits(self._programs, self._processes, self._dictionary)
+        self._waits = Waits(self._programs, self._processes, self._dictionary, session)
         self._rows = StackRows(session, self._processes, self._dictionary, time.monotonic())
         self._kernel: dict[StackCounter, int] = dict.fromkeys(StackCounter, 0)
         self._begun_after_s = 0.0
@@ -265,12 +265,14 @@ class StackSide(Side):
         """Reads the times of a process's threads, and keeps rows for those that wait since before Argus came."""
         if process.quarantined or not self._session.may_look_up(process.pid):
             return
-        with self._processes.guard(process.pid, process.job), self._session.looking_up(process.pid):
+        with self._processes.guard(process.pid, process.job):
             if process.ended:
-                self._keep(self._waits.asleep_until_the_end(process, self._counts))
+                with self._session.looking_up(process.pid):
+                    self._keep(self._waits.asleep_until_the_end(process, self._counts))
                 return
             with contextlib.suppress(OSError):
-                usage = self._processes.read_threads(process, with_names=with_names)
+                with self._session.looking_up(process.pid):
+                    usage = self._processes.read_threads(process, with_names=with_names)
                 if len(usage):
                     self._keep(self._waits.asleep(process, usage, self._counts))
                     self._usage.append((process, usage))

@@ -55,7 +55,7 @@ CLASSES = {
     "live/job": ("Job",),
     "live/sides/stack_samples": ("StackSide",),
     "live/sampling/children": ("Descendants", "_Search", "_Branch"),
-    "live/sampling/dictionary": ("StackDictionary",),
+    "live/sampling/dictionary": ("StackDictionary", "_Kept"),
     "live/sampling/process": ("SampledProcess",),
     "live/sampling/processes": ("SampledProcesses",),
     "live/sampling/programs": ("StackPrograms",),

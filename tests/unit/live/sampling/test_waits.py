@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,20 +12,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from argus.live.job import Job
+from argus.live.sampling import dictionary
+from argus.live.sampling import waits as waits_module
 from argus.live.sampling.dictionary import StackDictionary
 from argus.live.sampling.process import SampledProcess
 from argus.live.sampling.processes import SampledProcesses
 from argus.live.sampling.programs import StackPrograms
 from argus.live.sampling.waits import Waits, _Reported
 from argus.model import records
+from argus.model.losses import Losses, Owner, Whom
+from argus.model.stacks import Frame, Stack
 
 PID = 4711
 Reported = dict[tuple[int, int, int], _Reported]
 
 
 def waits_of(reported: Reported | None = None) -> Waits:
+    session: Any = SimpleNamespace(may_look_up=lambda pid: True, looking_up=lambda pid: contextlib.nullcontext())
     waits = Waits(
-        cast(StackPrograms, SimpleNamespace(off_cpu_ns=1)), cast(SampledProcesses, None), cast(StackDictionary, None)
+        cast(StackPrograms, SimpleNamespace(off_cpu_ns=1)),
+        cast(SampledProcesses, None),
+        cast(StackDictionary, None),
+        session,
     )
     waits._reported = reported if reported is not None else {}
     return waits
@@ -109,7 +119,7 @@ def first_met_ns(tid: int, pending: list[NDArray[np.void]]) -> int:
 def a_process(asleep: list[int], ended_ns: int = 0) -> SampledProcess:
     process = SimpleNamespace(
         pid=PID, asleep={tid: (tid + 100, 7) for tid in asleep}, asleep_until_ns=3, awake=set(), ended_ns=ended_ns,
-        python=None,
+        python=None, quarantined=False,
     )  # fmt: skip
     return cast(SampledProcess, process)
 
@@ -166,3 +176,123 @@ def test_what_was_drained_is_gone_through_once_for_all_threads() -> None:
     assert parts.gone_through == 1
     assert len(waits_of().asleep_until_the_end(a_process(list(range(100))), parts)) == 100
     assert parts.gone_through == 2
+
+
+class Blocked:
+    """Threads of processes that wait, of which the kernel took no stack; to read one takes a second.
+
+    Attributes:
+        read: Threads that were read, in order.
+        may: So many may be read yet for each process.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owners: dict[int, Owner], threads: int) -> None:
+        self.read: list[tuple[int, int]] = []
+        self.may = dict.fromkeys(owners, 1_000_000)
+        self.spending = 0
+        self.now_s = 1000.0
+        self.off = np.zeros(len(owners) * threads, records.OFF_NOW)
+        self.off["pid"] = np.repeat(list(owners), threads)
+        self.off["tid"] = np.arange(len(self.off))
+        self.off["since_ns"] = 1
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, monotonic_ns=lambda: int(self.now_s * 1e9))
+        monkeypatch.setattr(waits_module, "time", clock)
+        self.losses = Losses()
+        session: Any = SimpleNamespace(may_look_up=self.may_look_up, looking_up=self.looking_up, losses=self.losses)
+        self.by_pid = {pid: a_process(()) for pid in owners}
+        for pid, process in self.by_pid.items():
+            process.pid, process.job = pid, Job(f"job {pid}", 1, owner=owners[pid])
+        processes: Any = SimpleNamespace(
+            by_pid=self.by_pid, threads=lambda: None, guard=lambda pid, job: contextlib.nullcontext()
+        )
+        probes = SimpleNamespace(off_now=lambda tids: self.off, counted_ns=0)
+        programs: Any = SimpleNamespace(off_cpu_ns=1, probes=probes)
+        self.dictionary = StackDictionary()
+        self.waits = Waits(programs, processes, self.dictionary, session)
+        monkeypatch.setattr(self.waits, "_read_blocked", self._read)
+
+    def may_look_up(self, pid: int) -> bool:
+        if not self.may[pid]:
+            self.losses.count("look_ups_over_share", Whom(self.by_pid[pid].job))
+        return self.may[pid] > 0
+
+    @contextlib.contextmanager
+    def looking_up(self, pid: int) -> Iterator[None]:
+        self.spending += 1
+        yield
+        self.spending -= 1
+
+    def _read(self, process: SampledProcess, tid: int, states: object = None) -> tuple[int, int]:
+        assert self.spending == 1, "it is of its owner's time, once"
+        self.may[process.pid] -= 1
+        self.now_s += 1.0
+        self.read.append((process.pid, tid))
+        return 7, records.WHAT_OFF
+
+    def lost(self, pid: int) -> int:
+        return self.losses.of(self.by_pid[pid].job).get("look_ups_over_share", 0)
+
+
+def test_threads_whose_owner_has_no_time_left_keep_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, ""), 2: (1002, "")}, 3)
+    blocked.may[1] = 0
+    rows = blocked.waits.ongoing(final=False)
+    assert [(int(row["pid"]), int(row["stack"])) for row in rows] == [(1, 0)] * 3 + [(2, 7)] * 2
+    assert blocked.lost(1) == 3
+    assert blocked.lost(2) == 0
+
+
+def test_waits_of_many_threads_are_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And lose nothing: they are reported later, from when they began."""
+    blocked = Blocked(monkeypatch, {1: (1001, ""), 2: (1001, ""), 3: (1002, "")}, 4)
+    reported: list[int] = []
+    for turn in range(1, 5):
+        rows = blocked.waits.ongoing(final=False)
+        fresh = rows[rows["count"] == 1]
+        assert (fresh["stack"] == 7).all()
+        assert (fresh["first_ns"] == 1).all()
+        reported += fresh["tid"].tolist()
+        assert len(blocked.read) == (4 * turn if turn <= 2 else 8 + 2 * (turn - 2)), "each owner's two"
+        blocked.now_s += 10
+    assert sorted(reported) == list(range(12))
+    assert not blocked.losses.totals.total()
+
+
+def test_what_is_not_read_at_the_end_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 5)
+    rows = blocked.waits.ongoing(final=True)
+    assert rows["stack"].tolist() == [7, 7, 0, 0, 0]
+    assert blocked.lost(1) == 3
+
+
+def asleep_now(blocked: Blocked, pid: int, threads: int) -> NDArray[np.void]:
+    usage = np.zeros(threads, records.THREAD_USAGE)
+    usage["pid"], usage["tid"] = pid, np.arange(threads)
+    usage["begin_ns"], usage["end_ns"] = 10, 20
+    return blocked.waits.asleep(blocked.by_pid[pid], usage, [])
+
+
+def test_before_each_thread_its_owner_s_time_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
+    blocked.may[1] = 2
+    assert asleep_now(blocked, 1, 40)["tid"].tolist() == [0, 1]
+    assert blocked.lost(1) == 38
+    blocked.may[1] = 100
+    assert len(asleep_now(blocked, 1, 4)) == 4, "they are read once there is time"
+    assert blocked.read == [(1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def test_threads_of_a_process_do_not_hold_the_loop_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
+    assert len(asleep_now(blocked, 1, 40)) == 3
+    assert blocked.lost(1) == 37
+
+
+def test_nothing_is_read_for_which_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1000)
+    stack = Stack((Frame("python", "n" * 5000, "f.py", 1),), "complete", "none")
+    blocked.dictionary.add(1, stack, (1001, ""))
+    assert not len(asleep_now(blocked, 1, 4))
+    assert blocked.lost(1) == 4
+    assert not blocked.read

@@ -344,7 +344,7 @@ def test_samples_without_their_stack_are_counted(session: Session) -> None:
 def test_a_dictionary_that_begins_anew_loses_nothing(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     session.go()
     # Other threads of this process, which wait, have stacks as well.
-    monkeypatch.setattr(dictionary, "KEPT_STACKS", len(session.side._dictionary._ids) + 2)
+    monkeypatch.setattr(dictionary, "KEPT_STACKS", len(session.side._dictionary) + 2)
     for number, function in ((41, "getppid"), (42, "getuid"), (43, "getgid")):
         session.sampler.stack(number, function)
     session.sampler.row(41)

@@ -1,0 +1,140 @@
+"""Stacks are remembered within bounds in number and bytes, of each owner in its part of the room."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from argus.capture.bounded import text_bytes
+from argus.live.job import Job
+from argus.live.sampling import dictionary
+from argus.live.sampling.dictionary import StackDictionary
+from argus.model.losses import Owner
+from argus.model.shares import CONTAINERS
+from argus.model.stacks import Frame, Stack
+
+ME, OTHER = (1001, ""), (1002, "")
+
+
+def stack_of(*functions: str, file: str = "train.py") -> Stack:
+    return Stack(tuple(Frame("python", function, file, 1) for function in functions), "complete", "none")
+
+
+class Plain:
+    """The same of one owner, without bytes."""
+
+    def __init__(self) -> None:
+        self.ids: dict[int, int] = {}
+        self.stacks: dict[int, Stack] = {}
+        self.before: tuple[dict[int, int], dict[int, Stack]] = ({}, {})
+
+    def begin_anew(self) -> None:
+        self.before = self.ids, self.stacks
+        self.ids, self.stacks = {}, {}
+
+    def get(self, one: int) -> Stack | None:
+        if one not in self.stacks and one in self.before[1]:
+            self.stacks[one] = self.before[1][one]
+        return self.stacks.get(one)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_owner_s_stacks_are_kept_as_if_there_were_no_others(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(dictionary, "KEPT_STACKS", 20)
+    kept, plain = StackDictionary(), Plain()
+    every = [stack_of(*(rng.choice("abcd") for _ in range(rng.randrange(1, 6)))) for _ in range(60)]
+    for _ in range(400):
+        chosen, number = rng.choice(every), rng.randrange(1, 100)
+        if rng.random() < 0.5:
+            kept.add(number, chosen, ME)
+            plain.ids[number] = chosen.id
+            plain.stacks.setdefault(chosen.id, chosen)
+        assert kept.get(chosen.id, ME) == kept.get(chosen.id) == plain.get(chosen.id)
+        numbers = np.arange(1, 100, dtype=np.uint64)
+        expected = [plain.ids.get(one) or plain.before[0].get(one, 0) for one in range(1, 100)]
+        assert kept.ids_of(numbers, ME).tolist() == expected
+        full = len(plain.ids) > 20
+        assert kept.full() == ([ME] if full else [])
+        assert kept.has_room(ME)
+        if full:
+            kept.begin_anew(ME)
+            plain.begin_anew()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_are_counted_as_they_come_and_go(seed: int) -> None:
+    rng = random.Random(seed)
+    kept, owners = StackDictionary(), [(user, container) for user in (1, 2) for container in "ab"]
+    for _ in range(300):
+        owner = rng.choice(owners)
+        if rng.random() < 0.9:
+            kept.add(rng.randrange(50), stack_of(*rng.choices("abcdefgh", k=3), file=rng.choice("äz") * 9), owner)
+        elif rng.random() < 0.8:
+            kept.begin_anew(owner)
+        else:
+            kept.forget_gone([owner])
+        assert kept.nbytes == sum(one.nbytes for one in kept._of.values())
+        for one in kept._of.values():
+            frames = {frame for stack in one.stacks.values() for frame in stack.frames}
+            assert len({id(frame) for stack in one.stacks.values() for frame in stack.frames}) == len(frames)
+            texts = sum(text_bytes(frame.function) + text_bytes(frame.file) for frame in frames)
+            assert one.nbytes >= texts + 300 * len(frames)
+
+
+def fill(kept: StackDictionary, owner: Owner, nbytes: int, first: int = 0) -> int:
+    """Adds stacks of long names until an owner has no room; returns their number."""
+    for number in range(10_000):
+        if not kept.has_room(owner):
+            return number
+        kept.add(1 + first + number, stack_of(f"{first + number}" + "n" * nbytes), owner)
+    raise AssertionError("no bound")
+
+
+def test_long_stacks_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1 << 20)
+    kept = StackDictionary()
+    assert fill(kept, ME, 50_000) < 30
+    assert kept.nbytes < (1 << 20) + 60_000
+    assert kept.full() == [ME]
+    kept.begin_anew(ME)
+    assert kept.nbytes == 0
+    assert kept.ids_of(np.array([1], np.uint64), ME)[0], "what is under way is still understood"
+    fill(kept, ME, 50_000, 100)
+    kept.begin_anew(ME)
+    assert not kept.ids_of(np.array([1], np.uint64), ME)[0]
+
+
+def test_who_has_long_stacks_costs_others_none_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1 << 20)
+    kept, job = StackDictionary(), Job("j", 1, owner=OTHER)
+    mine = stack_of("f", "g")
+    kept.add(1, mine, OTHER)
+    kept.note_written(job, [mine])
+    for turn in range(5):
+        fill(kept, ME, 50_000, 100 * turn)
+        assert kept.full() == [ME]
+        assert kept.has_room(OTHER)
+        kept.begin_anew(ME)
+        kept.forget_gone([ME, OTHER])
+    assert kept.get(mine.id, OTHER) == mine
+    assert kept.ids_of(np.array([1], np.uint64), OTHER).tolist() == [mine.id]
+    assert kept.unwritten(job, np.array([mine.id], np.uint64)) == [], "nor is it written again"
+    kept.begin_anew(OTHER)
+    assert kept.unwritten(job, np.array([mine.id], np.uint64)) == [mine]
+
+
+def test_a_user_in_many_containers_leaves_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1 << 20)
+    kept = StackDictionary()
+    for number in range(100):
+        kept.add(1, stack_of("n" * 60_000), (1001, str(number)))
+    for number in range(4):
+        kept.add(number, stack_of(f"{number}" + "n" * 20_000), OTHER)
+    assert kept._parts()[OTHER] == pytest.approx(1 / (1 + CONTAINERS))
+    assert OTHER not in kept.full()
+    assert len(kept.full()) == 100
+    kept.forget_gone([OTHER])
+    assert list(kept._of) == [OTHER]
