@@ -52,6 +52,9 @@ CHAIN_FRAMES, CHAIN_BYTES = 4096, 512 << 10
 a recursion at 1,000 frames, unless a program asks for more."""
 MAX_CHAIN_BYTES = 32 << 20
 """What may be remembered of whole stacks of a process; all is forgotten when there is more."""
+MAX_FRAMES = 1 << 17
+"""Frames that are remembered for a process: a code object has one for each of its instructions that was met."""
+_FRAME_BYTES = 160
 _ALL = 1 << 62
 _MAX_SPANS = 1024
 """UIO_MAXIOV of include/uapi/linux/uio.h."""
@@ -205,6 +208,7 @@ class CodeResolver:
         self._chains: dict[bytes, tuple[list[PythonFrame | None], _Watch]] = {}
         self._watches: dict[tuple[_Code, ...], _Watch | None] = {}
         self._chain_bytes = 0
+        self._frames_made = 0
         # What the kernel sent, by address and content: as it came, and as it was first asked for.
         self._sent: dict[tuple[int, int], NDArray[np.uint8]] = {}
         self._sent_codes: dict[tuple[int, int, int, int], _Code | None] = {}
@@ -244,6 +248,38 @@ class CodeResolver:
         )
         self._qualname = order.index("qualname") if "qualname" in order else -1
         self._version = order.index("version") if self._versioned else -1
+
+    @property
+    def nbytes(self) -> int:
+        """What is remembered of the process takes, about."""
+        frames = _FRAME_BYTES * self._frames_made
+        return self._code_bytes + self._sent_code_bytes + self._chain_bytes + self._sent_bytes + frames
+
+    def forget(self) -> None:
+        """Forgets all of it: it is read anew. Frames of what the kernel sent are looked up in memory then."""
+        self._sent.clear()
+        self._sent_codes.clear()
+        self._sent_chains.clear()
+        self._sent_code_bytes = self._sent_bytes = 0
+        self._codes.clear()
+        self._code_bytes = 0
+        self._forget_frames()
+
+    def _forget_frames(self) -> None:
+        """Whole stacks hold frames, too."""
+        for code in (*self._codes.values(), *self._sent_codes.values()):
+            if code is not None:
+                code.frames.clear()
+        self._chains.clear()
+        self._watches.clear()
+        self._chain_bytes = self._frames_made = 0
+
+    def _keep_frame(self, code: _Code, instruction: int, frame: PythonFrame) -> PythonFrame:
+        if self._frames_made >= MAX_FRAMES:
+            self._forget_frames()
+        self._frames_made += 1
+        code.frames[instruction] = frame
+        return frame
 
     def learn(self, record: NDArray[np.uint8]) -> None:
         """Takes what the kernel sent of a code object: one of ``Drained.codes``."""
@@ -357,7 +393,7 @@ class CodeResolver:
                 return None
             frame = code.frames.get(instruction)
             if frame is None:
-                frame = code.frames[instruction] = self._sent_frame(code, instruction)
+                frame = self._keep_frame(code, instruction, self._sent_frame(code, instruction))
             resolved.append(frame)
             most_bytes -= code.text_bytes
         return resolved
@@ -404,7 +440,7 @@ class CodeResolver:
                 continue
             frame = code.frames.get(instruction)
             if frame is None:
-                frame = code.frames[instruction] = self._frame(code, instruction)
+                frame = self._keep_frame(code, instruction, self._frame(code, instruction))
             resolved.append(frame)
             most_bytes -= code.text_bytes
         if self._pid and whole and resolved:

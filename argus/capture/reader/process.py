@@ -42,6 +42,8 @@ DESCRIPTORS = 16_384
 """Two of each process, and one of each file."""
 _TRIM_S = 10.0
 """How often a reader gives freed memory back."""
+REMEMBERED_BYTES = 1 << 30
+"""What is remembered of the code of all Python processes together."""
 STATES_S = 0.2
 """For so long thread states are believed that were read for another thread of the process."""
 _KEPT = (2, 19, 40)
@@ -177,6 +179,15 @@ class _Session:
             self._states = now, self.python.thread_states()
         return self._states[1]
 
+    @property
+    def nbytes(self) -> int:
+        """What is remembered of its code."""
+        return 0 if self.resolver is None else int(self.resolver.nbytes)
+
+    def forget(self) -> None:
+        if self.resolver is not None:
+            self.resolver.forget()
+
     def close_python(self) -> None:
         if self.python is not None:
             self.python.close()
@@ -190,6 +201,37 @@ class _Session:
         return {**self.symbols.counters, **({} if self.resolver is None else self.resolver.counters)}
 
 
+class _Sessions(dict[int, _Session]):
+    """By number, those that were asked about last at the end. What they remember is bounded in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+        self._counted: dict[int, int] = {}
+
+    def used(self, number: int) -> None:
+        """A session has answered: those that were not asked for longest forget what they remember, if it is too much
+        in all."""
+        self[number] = self.pop(number)
+        self._count(number, self[number].nbytes)
+        for other in list(self) if self.nbytes > REMEMBERED_BYTES else ():
+            if self.nbytes <= REMEMBERED_BYTES:
+                break
+            self[other].forget()
+            self._count(other, 0)
+
+    def let_go(self, number: int) -> None:
+        """Closes a session, if there is one of that number."""
+        self._count(number, 0)
+        if (session := self.pop(number, None)) is not None:
+            session.close()
+
+    def _count(self, number: int, nbytes: int) -> None:
+        self.nbytes += nbytes - self._counted.pop(number, 0)
+        if nbytes:
+            self._counted[number] = nbytes
+
+
 class _Reader:
     """Answers requests."""
 
@@ -197,7 +239,7 @@ class _Reader:
         from argus.capture.process.names import KernelNames
 
         self.sock, self.cpu_s = sock, cpu_s
-        self.sessions: dict[int, _Session] = {}
+        self.sessions = _Sessions()
         self.names = KernelNames()
         self.places: list[int] = []
         """Descriptors that are closed once they were sent."""
@@ -284,14 +326,12 @@ class _Reader:
         return {"found": fields}, b"" if interpreter.layout is None else interpreter.layout.tobytes()
 
     def open(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        if (old := self.sessions.pop(request["session"], None)) is not None:
-            old.close()
+        self.sessions.let_go(request["session"])
         self.sessions[request["session"]] = _Session(request["pid"], request["memory"])
         return {}, b"", []
 
     def close(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        if (old := self.sessions.pop(request["session"], None)) is not None:
-            old.close()
+        self.sessions.let_go(request["session"])
         return {}, b"", []
 
     def refresh(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
@@ -474,6 +514,7 @@ class _Reader:
         answer, more, fds = _OPS[request["op"]](self, request, data)
         if (session := self.sessions.get(request.get("session", 0))) is not None:
             answer["counters"] = session.counters()
+            self.sessions.used(request["session"])
         return answer, more, fds
 
     def serve(self) -> None:
