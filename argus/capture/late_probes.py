@@ -78,13 +78,14 @@ class LateProbes:
     def _try(self, probes: Probes, attachment: Attachment) -> None:
         entries_only = frozenset(probes.entries_only)
         missing, pulse = _missing(probes, attachment), probes.pulse_turn
+        lacks_pulse = probes.lacks_pulse(attachment)
 
         def make() -> tuple[_Links, list[int]]:
             links: _Links = {}
             try:
                 for subject in missing:
                     links[subject] = probes.links_for(attachment, subject, entries_only)
-                return links, probes.pulse_of(attachment, in_time=False)
+                return links, probes.pulse_of(attachment, in_time=False) if lacks_pulse else []
             except BaseException:
                 probes.let_go(list(links.values()))
                 raise

@@ -1178,6 +1178,29 @@ def test_what_is_no_longer_wanted_when_it_comes_is_taken_away(kernel: Kernel) ->
     assert set(kernel.made) <= set(kernel.closed)
 
 
+@pytest.mark.parametrize("stands", [True, False])
+def test_probes_of_the_pulse_are_not_put_on_twice(stands: bool, kernel: Kernel) -> None:
+    """Each call would be seen twice for as long as both are there."""
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    attachment.entry_points[1] = 16, 1
+    attachment.optional_points["waits"] = {"cuda_enter": [(64, 2)]}
+    attachment.optional_links.clear()
+    probes.probed = {"waits"}
+    probes.set_pulse([1])
+    assert [*kernel.made.values()] == [(16,)]
+    if not stands:
+        probes.let_go([(probes._pulse_links.pop(id(attachment)), [])])
+    attachment.answers = False
+    late.go_on(probes)
+    join(late)
+    assert sorted(kernel.made.values()) == ([(16,), (64,)] if stands else [(16,), (16,), (64,)])
+    late.go_on(probes)
+    assert attachment.answers
+    assert not probes.lacks_pulse(attachment)
+    assert len(probes._pulse_links[id(attachment)]) == 1
+
+
 def test_files_that_are_tried_again_are_bounded(kernel: Kernel) -> None:
     probes, late = probes_on([str(number) for number in range(50)], HOSTILE), LateProbes()
     probes.attachments += probes_on(["honest"]).attachments
