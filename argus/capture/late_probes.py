@@ -7,6 +7,8 @@ comes, has the probes of others' jobs on that file come late. They come once he 
 from __future__ import annotations
 
 import time
+from collections import Counter as Tally
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from argus.capture.probes import Probes
 
 MOST, MOST_OF_OWNER = 16, 2
-"""Files that are tried at one time, in all and of one owner."""
+"""Files that are tried at one time, in all and of one owner: each holds a thread, maybe for ever. A user has at most as
+many as are left for others, whatever containers it makes, and one in any case, up to ``MOST_USERS``."""
+MOST_USERS = 64
 _Links = dict[Subject, tuple[list[int], list[int]]]
 
 
@@ -61,19 +65,25 @@ class LateProbes:
             self._trying.remove(trying)
             self._take(probes, trying)
         now = time.monotonic()
+        tried = {id(each.attachment) for each in self._trying}
+        of_owner = Tally(each.attachment.owner for each in self._trying)
+        of_user = Tally(each.attachment.owner[0] for each in self._trying)
+        waiting: list[Attachment] = []
         for attachment in probes.attachments:
-            if attachment.answers or not attachment.late(0):
-                continue
-            if any(each.attachment is attachment for each in self._trying):
+            if attachment.answers or not attachment.late(0) or id(attachment) in tried:
                 continue
             if not _missing(probes, attachment) and not probes.lacks_pulse(attachment):
                 attachment.answered()  # it was a window's
                 continue
-            if now < attachment.again_at:
-                continue
-            of_owner = sum(each.attachment.owner == attachment.owner for each in self._trying)
-            if len(self._trying) < MOST and of_owner < MOST_OF_OWNER:
+            if now >= attachment.again_at:
+                waiting.append(attachment)
+        for attachment in in_turns(sorted(waiting, key=lambda each: each.again_at)):
+            user, under_way = attachment.owner[0], len(self._trying)
+            may = of_user[user] < MOST - under_way or (not of_user[user] and under_way < MOST_USERS)
+            if may and of_owner[attachment.owner] < MOST_OF_OWNER:
                 self._try(probes, attachment)
+                of_owner[attachment.owner] += 1
+                of_user[user] += 1
 
     def _try(self, probes: Probes, attachment: Attachment) -> None:
         entries_only = frozenset(probes.entries_only)
@@ -114,6 +124,16 @@ class LateProbes:
         if not _missing(probes, attachment) and not probes.lacks_pulse(attachment):
             attachment.answered()
         probes.write_prices([attachment])
+
+
+def in_turns(attachments: Iterable[Attachment]) -> list[Attachment]:
+    """Of each user one file, then of each another one."""
+    before = Tally[int]()
+    turns: list[tuple[int, Attachment]] = []
+    for each in attachments:
+        turns.append((before[each.owner[0]], each))
+        before[each.owner[0]] += 1
+    return [each for _, each in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _missing(probes: Probes, attachment: Attachment) -> list[Subject]:

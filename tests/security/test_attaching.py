@@ -21,7 +21,7 @@ import pytest
 from argus.capture import patience
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
 from argus.capture.kernel.links import PATIENCE_S, LateError
-from argus.capture.late_probes import MOST, MOST_OF_OWNER, LateProbes
+from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_USERS, LateProbes
 from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
@@ -1212,10 +1212,30 @@ def test_files_that_are_tried_again_are_bounded(kernel: Kernel) -> None:
         late.go_on(probes)
         owners = Counter(each.attachment.owner for each in late._trying)
         assert owners == {HOSTILE: MOST_OF_OWNER, HONEST: 1}
-        for number, attachment in enumerate(probes.attachments):
-            attachment.owner = number, ""
-        late.go_on(probes)
-        assert len(late._trying) == MOST < len(probes.attachments)
+    finally:
+        kernel.free.set()
+        join(late)
+
+
+@pytest.mark.parametrize("users", [1, 2, 30, 100])
+def test_no_user_takes_all_turns_of_files_that_are_tried_again(users: int, kernel: Kernel) -> None:
+    """Whatever containers it makes, and though its files come first."""
+    probes, late = probes_on([str(number) for number in range(40)], HOSTILE), LateProbes()
+    for number, attachment in enumerate(probes.attachments):
+        attachment.owner = HOSTILE[0], f"pid:[{number}]"
+    for user in range(users):
+        probes.attachments += probes_on([f"honest {user}"], (1000 + user, "")).attachments
+    for attachment in probes.attachments:
+        attachment.answers = False
+        del attachment.optional_links["launches"]
+    kernel.free.clear()
+    try:
+        for _ in range(3):
+            late.go_on(probes)
+            tries = Counter(each.attachment.owner[0] for each in late._trying)
+            assert tries[HOSTILE[0]] <= MOST // 2
+            assert len(tries) == min(1 + users, MOST_USERS)
+            assert len(late._trying) <= MOST_USERS
     finally:
         kernel.free.set()
         join(late)
