@@ -64,7 +64,9 @@ class Attachment:
         owner: User and container of a process that mapped the file first.
         answers: Whether the last probes on the file came in time. While they have not, others are not waited for:
             ``LateProbes`` puts them on.
-        unanswered: How often they did not.
+        unanswered: How often they did not, or were not waited for.
+        lateness: How often they did not.
+        late_in_row: The same since it had all its probes.
         late: Whether those that did not come in time have come since, or will not.
         again_at: When it is tried again, ``time.monotonic()``.
         wait_s: How long after that if it does not answer then.
@@ -95,6 +97,8 @@ class Attachment:
     owner: Owner = UNKNOWN
     answers: bool = True
     unanswered: int = 0
+    lateness: int = 0
+    late_in_row: int = 0
     late: Callable[[float], bool] = lambda _: True
     again_at: float = 0.0
     wait_s: float = RETRY_S
@@ -108,8 +112,10 @@ class Attachment:
         """Probes on it have not come in time. ``late``: as the attribute."""
         self.answers, self.late = False, late
         self.unanswered += 1
+        self.lateness += 1
+        self.late_in_row += 1
         self.put_off()
-        if self.unanswered == 1:  # it may just be slow
+        if self.late_in_row == 1:  # it may just be slow
             self.again_at = time.monotonic() + SOON_S
 
     def skip(self) -> None:
@@ -124,7 +130,7 @@ class Attachment:
 
     def answered(self) -> None:
         """It has all its probes."""
-        self.answers, self.wait_s = True, RETRY_S
+        self.answers, self.wait_s, self.late_in_row = True, RETRY_S, 0
 
     def put_off(self) -> None:
         """It is tried again later, and each time after twice as long."""

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from argus.capture import patience
-from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
+from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, SOON_S, Attachment
 from argus.capture.kernel.links import PATIENCE_S, LateError
 from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_USERS, LateProbes
 from argus.capture.patience import Patience
@@ -1424,6 +1424,23 @@ def test_a_lock_that_is_held_now_and_then_takes_no_window_for_long(kernel: Kerne
         attachment.did_not_answer(lambda _: True)
         late.go_on(probes)
         assert (attachment.answers, attachment.wait_s, late._trying) == (True, RETRY_S, [])
+
+
+@pytest.mark.parametrize("before", ["nothing", "skipped", "skipped twice", "late, and answered since"])
+def test_a_file_that_is_late_once_is_tried_again_soon(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether others took its time before, or it was late long ago."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    (attachment,) = probes_on(["a"]).attachments
+    for _ in range(before.startswith("skipped") + before.endswith("twice")):
+        attachment.skip()
+        assert attachment.again_at == 1000.0
+    if before.startswith("late"):
+        attachment.did_not_answer(lambda _: True)
+        attachment.answered()
+    attachment.did_not_answer(lambda _: True)
+    assert attachment.again_at == 1000.0 + SOON_S
+    attachment.did_not_answer(lambda _: True)
+    assert attachment.again_at == 1000.0 + 2 * RETRY_S
 
 
 def test_a_file_that_comes_while_the_pulse_changes_has_its_probes_once(kernel: Kernel) -> None:
