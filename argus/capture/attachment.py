@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -65,8 +66,9 @@ class Attachment:
         answers: Whether the last probes on the file came in time. While they have not, others are not waited for:
             ``LateProbes`` puts them on.
         unanswered: How often they did not, or were not waited for.
-        lateness: How often they did not.
-        late_in_row: The same since it had all its probes.
+        late_at: When they did not last (``Patience``).
+        took_s: How long its last probes took, or may have taken that did not come in time.
+        late_in_row: How often they did not since it had all its probes.
         late: Whether those that did not come in time have come since, or will not.
         again_at: When it is tried again, ``time.monotonic()``.
         wait_s: How long after that if it does not answer then.
@@ -97,7 +99,8 @@ class Attachment:
     owner: Owner = UNKNOWN
     answers: bool = True
     unanswered: int = 0
-    lateness: int = 0
+    late_at: float = -math.inf
+    took_s: float = 0.0
     late_in_row: int = 0
     late: Callable[[float], bool] = lambda _: True
     again_at: float = 0.0
@@ -112,7 +115,6 @@ class Attachment:
         """Probes on it have not come in time. ``late``: as the attribute."""
         self.answers, self.late = False, late
         self.unanswered += 1
-        self.lateness += 1
         self.late_in_row += 1
         self.put_off()
         if self.late_in_row == 1:  # it may just be slow

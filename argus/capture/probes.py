@@ -456,18 +456,18 @@ class Probes(TracedProcesses):
             return
         if not attachment.answers:
             raise TimeoutError(errno.ETIMEDOUT, "the file did not answer before")
-        seconds, begun = self._patience.seconds(), time.monotonic()
+        seconds, begun = self._patience.seconds(attachment), time.monotonic()
         try:
             if not seconds:
                 attachment.skip()
                 raise TimeoutError(errno.ETIMEDOUT, "others have taken the time for files that do not answer")
             links += link_in_time(make, seconds)
-            self._patience.spend(time.monotonic() - begun, came=True)
+            self._patience.spend(attachment, time.monotonic() - begun, came=True)
         except TimeoutError as failure:
             self.unanswered += 1
             if isinstance(failure, LateError):
                 attachment.did_not_answer(failure.wait)
-                self._patience.spend(time.monotonic() - begun, came=False)
+                self._patience.spend(attachment, time.monotonic() - begun, came=False)
             raise
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
@@ -495,9 +495,8 @@ class Probes(TracedProcesses):
     def _close_soon(self, links: list[tuple[list[int], list[int]]]) -> None:
         """Returns when they are closed, or after a while."""
         seconds, begun = self._patience.closing_s(), time.monotonic()
-        if links:
-            gone = close_in_time(links, seconds)
-            self._patience.spend_closing(time.monotonic() - begun, gone=gone)
+        if links and not close_in_time(links, seconds):
+            self._patience.spend_closing(time.monotonic() - begun)
 
     def _close(self, *attachments: Attachment) -> None:
         close_in_time(self._links_of(*attachments))
@@ -511,19 +510,21 @@ class Probes(TracedProcesses):
             each.entry_links, each.exit_links, each.optional_links = [], [], {}
         return links
 
-    def attach_optional(self, subject: Subject) -> int:
-        """Puts the probes of a subject on all files, and on later ones too. Returns how many files refused."""
-        if subject in self.refused:
+    def attach_optional(self, *subjects: Subject) -> int:
+        """Puts the probes of subjects on all files, and on later ones too. Returns how many files refused."""
+        chosen = [subject for subject in subjects if subject not in self.refused]
+        if not chosen:
             return 0
-        self.probed.add(subject)
+        self.probed.update(chosen)
         refused = 0
         # cuBLAS calls cuBLASLt: where only the latter is probed yet, a product would look like a call of its own.
         files = self._patience.begin(self.attachments)
         for attachment in sorted(files, key=lambda each: CUBLAS[1] in each.library.roles):
-            try:
-                self._attach_optional(attachment, subject)
-            except OSError:  # its process has ended, most likely
-                refused += 1
+            for subject in chosen:
+                try:
+                    self._attach_optional(attachment, subject)
+                except OSError:  # its process has ended, most likely
+                    refused += 1
         self.write_prices()
         return refused
 

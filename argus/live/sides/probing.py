@@ -170,8 +170,8 @@ class ProbingSide(Side):
                 self._session.probes.entries_only.add(subject)
             else:
                 self._session.probes.entries_only.discard(subject)
-            if subject != "math":  # those wait for GPU times
-                self._session.probes.attach_optional(subject)
+        # Those of math wait for GPU times.
+        self._session.probes.attach_optional(*(subject for subject in (*changed, *back) if subject != "math"))
         if self._session.probes.pulse:
             self._session.probes.set_pulse(self._session.probes.pulse)  # which of them their subjects bring has changed
             for job, state in self._jobs.values():

@@ -88,6 +88,7 @@ CLASSES = {
     "live/cost/mapped_elsewhere": ("MappedElsewhere",),
     "capture/probes": ("Probes",),
     "capture/late_probes": ("LateProbes",),
+    "capture/patience": ("Patience",),
     "capture/owners": ("Owners", "ThreadOwners"),
     "capture/placement": ("Placement",),
     "capture/link_room": ("LinkRoom",),
