@@ -69,6 +69,7 @@ class Attachment:
         late_at: When they did not last (``Patience``).
         took_s: How long its last probes took, or may have taken that did not come in time.
         late_in_row: How often they did not since it had all its probes.
+        left_out: Whether it was left out for probes that are not gone, which is not counted yet.
         late: Whether those that did not come in time have come since, or will not.
         again_at: When it is tried again, ``time.monotonic()``.
         wait_s: How long after that if it does not answer then.
@@ -102,6 +103,7 @@ class Attachment:
     late_at: float = -math.inf
     took_s: float = 0.0
     late_in_row: int = 0
+    left_out: bool = False
     late: Callable[[float], bool] = lambda _: True
     again_at: float = 0.0
     wait_s: float = RETRY_S
@@ -120,6 +122,14 @@ class Attachment:
         if self.late_in_row == 1:  # it may just be slow
             self.again_at = time.monotonic() + SOON_S
 
+    def left_out_until(self, gone: Callable[[float], bool]) -> None:
+        """Nothing is put on it before probes are gone that stand there: calls would be seen twice. ``gone``: as
+        ``late``."""
+        before = self.late
+        self.late = gone if before(0) else lambda seconds: before(seconds) and gone(seconds)
+        if self.answers:
+            self.answers, self.again_at, self.left_out = False, 0.0, True
+
     def skip(self) -> None:
         """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be."""
         self.answers, self.again_at = False, time.monotonic()
@@ -132,7 +142,7 @@ class Attachment:
 
     def answered(self) -> None:
         """It has all its probes."""
-        self.answers, self.wait_s, self.late_in_row = True, RETRY_S, 0
+        self.answers, self.wait_s, self.late_in_row, self.left_out = True, RETRY_S, 0, False
 
     def put_off(self) -> None:
         """It is tried again later, and each time after twice as long."""

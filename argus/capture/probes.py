@@ -32,9 +32,9 @@ from argus.capture.kernel.links import (
     PATIENCE_S,
     TRACE_UPROBE_MULTI,
     Backend,
+    Closing,
     LateError,
-    close_in_time,
-    close_links,
+    Links,
     link,
     link_in_time,
 )
@@ -51,7 +51,6 @@ from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import Counter
-from argus.system.aside import Aside
 from argus.system.privileges import lacking, needed
 from argus.system.resources import resource_dir
 
@@ -111,6 +110,10 @@ def kernel_version() -> tuple[int, int]:
     return int(parts[0]), int(digits or 0)
 
 
+GOING_NS = 1_000_000_000
+"""Within that a window's probes are gone where everybody answers: before, no other window begins."""
+
+
 class Window:
     """A stretch of time for which some subjects are probed, at their entries. It ends by itself, on a thread of its
     own: whoever polls may be late, and the job would pay for it.
@@ -120,17 +123,25 @@ class Window:
         begin_ns: When all probes were on, CLOCK_MONOTONIC.
         end_ns: When they began to go; 0: they are on. Of later calls only some were seen.
         hits: Calls of each function meanwhile, shape (256,), by its number, once it has ended.
+        closing: Of its probes, once it has ended.
+        lacking: Files that lacked their probes, or some: what processes called that map them was seen in part.
     """
 
     def __init__(
-        self, subjects: frozenset[Subject], links: list[int], seconds: float, hits: Callable[[], NDArray[np.int64]]
+        self,
+        subjects: frozenset[Subject],
+        links: list[tuple[Attachment, list[int]]],
+        seconds: float,
+        hits: Callable[[], NDArray[np.int64]],
+        lacking: Collection[Attachment] = (),
     ) -> None:
-        self.subjects = subjects
+        self.subjects, self.lacking = subjects, lacking
         self._count = hits
         self.hits = -hits()
         self.begin_ns = time.monotonic_ns()
         self.end_ns = 0
         self._links = links
+        self.closing = Closing(())
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(seconds,), name="argus-window", daemon=True)
         self._thread.start()
@@ -138,14 +149,24 @@ class Window:
     def _run(self, seconds: float) -> None:
         self._over.wait(seconds)
         self.hits += self._count()
-        self.end_ns = time.monotonic_ns()
-        # Each close waits for a grace period of the kernel: one after the other, the last would be there for long.
-        close_links([(self._links, [])])
+        end_ns = time.monotonic_ns()
+        self.closing = Closing([(attachment.owner[0], (links, [])) for attachment, links in self._links])
+        self.end_ns = end_ns
+
+    def gone(self) -> bool:
+        """Once it has ended: whether its probes are gone, or have had the time."""
+        return self.closing.wait(0) or time.monotonic_ns() - self.end_ns > GOING_NS
+
+    def there(self) -> list[tuple[Attachment, Callable[[float], bool]]]:
+        """Once it has ended: files whose probes are not gone, and what returns whether they are."""
+        closing, files = self.closing, enumerate(self._links)
+        return [(attachment, partial(closing.closed, n)) for n, (attachment, _) in files if not closing.closed(n)]
 
     def close(self) -> None:
         """Ends it now, if it has not ended, and waits until its probes are gone, or for a while."""
         self._over.set()
         self._thread.join(PATIENCE_S)
+        self.closing.wait(PATIENCE_S)
 
 
 class TracedProcesses:
@@ -296,7 +317,7 @@ class Probes(TracedProcesses):
         self.backend = _load(self._module, backend, self.refused)
         self.probed -= self.refused.keys()
         self.owners = Owners(self._module)
-        self._closing: list[Aside[None]] = []
+        self._closing: list[Closing] = []
         self._patience = Patience()
         self.prices: Prices = prices(self.backend, self._attach_to_self)
         self._placement = Placement(self._module, self.prices, launch_durations=launch_durations, backend=self.backend)
@@ -402,7 +423,7 @@ class Probes(TracedProcesses):
                 self._attach_optional(attachment, subject, in_time=False)
             self._join(attachment)
         except BaseException as reason:
-            self.let_go(self._links_of(attachment), [attachment])
+            self._let_go_of(self._links_of(attachment), [attachment])
             self._placement.release(attachment)
             if not isinstance(reason, OSError):
                 raise
@@ -455,6 +476,10 @@ class Probes(TracedProcesses):
             links += make()
             return
         if not attachment.answers:
+            if attachment.left_out:
+                attachment.left_out = False
+                attachment.unanswered += 1
+                self.unanswered += 1
             raise TimeoutError(errno.ETIMEDOUT, "the file did not answer before")
         seconds, begun = self._patience.seconds(attachment), time.monotonic()
         try:
@@ -475,7 +500,7 @@ class Probes(TracedProcesses):
         chosen = list(self.attachments if attachments is None else attachments)
         if attachments is None:
             self.end_windows()
-        self._close(*chosen)
+        Closing(_by_user(self._links_of(*chosen))).wait(PATIENCE_S)
         self._forget(chosen)
         self._placement.release(*chosen)
         self._placement.links.give_back(*chosen)
@@ -483,7 +508,7 @@ class Probes(TracedProcesses):
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         self._forget(attachments)
-        self.let_go(self._links_of(*attachments), attachments)
+        self._let_go_of(self._links_of(*attachments), attachments)
         self._placement.release(*attachments)
 
     def _forget(self, attachments: Iterable[Attachment]) -> None:
@@ -492,21 +517,24 @@ class Probes(TracedProcesses):
         with self._lock:
             self.attachments = [each for each in self.attachments if id(each) not in gone]
 
-    def _close_soon(self, links: list[tuple[list[int], list[int]]]) -> None:
-        """Returns when they are closed, or after a while."""
+    def _close_soon(self, links: list[tuple[Attachment, Links]]) -> None:
+        """Returns when they are closed, or after a while: nothing is put on a file before its links are."""
         seconds, begun = self._patience.closing_s(), time.monotonic()
-        if links and not close_in_time(links, seconds):
-            self._patience.spend_closing(time.monotonic() - begun)
+        closing = Closing(_by_user(links))
+        if closing.wait(seconds):
+            return
+        self._patience.spend_closing(time.monotonic() - begun)
+        for number, (attachment, _) in enumerate(links):
+            if not closing.closed(number):
+                attachment.left_out_until(partial(closing.closed, number))
 
-    def _close(self, *attachments: Attachment) -> None:
-        close_in_time(self._links_of(*attachments))
-
-    def _links_of(self, *attachments: Attachment) -> list[tuple[list[int], list[int]]]:
+    def _links_of(self, *attachments: Attachment) -> list[tuple[Attachment, Links]]:
         """The links of attachments, which have none any more."""
-        links = []
+        links: list[tuple[Attachment, Links]] = []
         for each in attachments:
-            links += [(each.entry_links, each.exit_links), *each.optional_links.values()]
-            links.append((self._pulse_links.pop(id(each), []), []))
+            of_file = [(each.entry_links, each.exit_links), *each.optional_links.values()]
+            of_file.append((self._pulse_links.pop(id(each), []), []))
+            links += [(each, both) for both in of_file if any(both)]
             each.entry_links, each.exit_links, each.optional_links = [], [], {}
         return links
 
@@ -535,8 +563,8 @@ class Probes(TracedProcesses):
     def detach_optional(self, *subjects: Subject) -> None:
         """Takes the probes of subjects away, and puts none on later files."""
         self.probed -= set(subjects)
-        links = [each.optional_links.pop(subject, ([], [])) for each in self.attachments for subject in subjects]
-        self._close_soon([both for both in links if any(both)])
+        links = [(each, each.optional_links.pop(s, ([], []))) for each in self.attachments for s in subjects]
+        self._close_soon([(each, both) for each, both in links if any(both)])
         self.write_prices()
 
     def _attach_optional(self, attachment: Attachment, subject: Subject, *, in_time: bool = True) -> None:
@@ -567,20 +595,18 @@ class Probes(TracedProcesses):
             raise
         return links
 
-    def let_go(self, links: list[tuple[list[int], list[int]]], of: Collection[Attachment] = ()) -> None:
-        """Closes links, on a thread: each close waits for a grace period of the kernel, and nobody needs to. ``of``:
-        files that have no others."""
+    def let_go(self, links: list[Links]) -> None:
+        """Closes links of one file, on a thread: each close waits for a grace period of the kernel, and nobody needs
+        to."""
+        self._add_closing(Closing([(0, both) for both in links]))
 
-        def close() -> None:
-            try:
-                close_links(links)
-            finally:
-                if of:
-                    self._placement.links.give_back(*of)
+    def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> None:
+        """``gone``: these have no other links."""
+        self._add_closing(Closing(_by_user(links), lambda: self._placement.links.give_back(*gone)))
 
+    def _add_closing(self, new: Closing) -> None:
         with self._lock:
-            self._closing = [closing for closing in self._closing if not closing.wait(0)]
-            self._closing.append(Aside(close, "argus-unlink"))
+            self._closing = [*(closing for closing in self._closing if not closing.wait(0)), new]
 
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
@@ -593,18 +619,37 @@ class Probes(TracedProcesses):
             seconds: For how long. They go on a thread of their own.
             only: Numbers of the calls of these subjects that are probed; None: all.
         """
-        if self._window is not None and self._window._thread.is_alive():
-            return None
+        if self._window is not None:
+            if not self._window.end_ns or not self._window.gone():
+                return None
+            for attachment, gone in self._window.there():
+                attachment.left_out_until(gone)
+            self._add_closing(self._window.closing)
+            self._window = None
         chosen = frozenset(subjects) - self.probed - self.refused.keys()
-        links: list[int] = []
+        files: list[tuple[Attachment, list[int]]] = []
+        lacking: list[Attachment] = []
         for attachment in self._patience.begin(self.attachments):
+            links: list[int] = []
+            before = attachment.unanswered
             for name, points in _window_points(attachment, chosen, self._pulse, only).items():
-                if points:
-                    with contextlib.suppress(OSError):  # its process has ended
-                        self._attach_program(attachment, name, points, links)
-        if not links:
+                if not points:
+                    continue
+                try:
+                    self._attach_program(attachment, name, points, links)
+                except TimeoutError:
+                    lacking.append(attachment)
+                    if attachment.unanswered == before:
+                        attachment.unanswered += 1
+                        self.unanswered += 1
+                    break
+                except OSError:  # its process has ended
+                    continue
+            if links:
+                files.append((attachment, links))
+        if not files:
             return None
-        self._window = Window(chosen, links, seconds, self.hits)
+        self._window = Window(chosen, files, seconds, self.hits, lacking)
         return self._window
 
     @property
@@ -616,11 +661,12 @@ class Probes(TracedProcesses):
         """Probes the entries of these functions from now on, and no longer those of before. Those whose subjects are
         probed throughout are left to them: call it again when that changes."""
         with self._lock:
-            before = [(links, list[int]()) for links in self._pulse_links.values()]
+            files = list(self.attachments)
+            pulses: list[tuple[Attachment, Links]]
+            pulses = [(each, (links, [])) for each in files if (links := self._pulse_links.get(id(each)))]
             self._pulse_links, self._pulse = {}, frozenset(chosen)
             self.pulse_turn += 1
-            files = list(self.attachments)
-        self._close_soon(before)
+        self._close_soon(pulses)
         for attachment in self._patience.begin(files):
             with contextlib.suppress(TimeoutError):  # ``LateProbes`` goes on
                 self.take_pulse(attachment, self.pulse_of(attachment), self.pulse_turn)
@@ -760,6 +806,10 @@ def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> B
             module.unload()
     assert failure is not None
     raise failure
+
+
+def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[int, Links]]:
+    return [(attachment.owner[0], both) for attachment, both in links]
 
 
 def _fresh_target(numbers: tuple[int, int], before: NDArray[np.void] | None) -> NDArray[np.void]:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from argus.capture import patience
+from argus.capture import probes as module_of_probes
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, SOON_S, Attachment
 from argus.capture.kernel.links import PATIENCE_S, LateError
 from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_USERS, LateProbes
@@ -662,8 +663,8 @@ def test_a_file_that_comes_late_is_probed_as_all_are_by_then(
         if not setting:
             for subject in sorted(probes.probed):
                 probes._attach_optional(attachment, subject, in_time=False)
-    for name in ("link_in_time", "close_in_time"):
-        monkeypatch.delattr(f"argus.capture.probes.{name}")
+    monkeypatch.delattr("argus.capture.probes.link_in_time")
+    monkeypatch.delattr("argus.capture.probes.Probes._close_soon")
     late.settle(probes, attachment)
     for _ in range(2):
         late.go_on(probes)
@@ -1305,7 +1306,8 @@ class Clocked(Kernel):
         self.now, self.held, self.takes_s = 1000.0, set[str](), 0.02
         monkeypatch.setattr("argus.capture.probes.link_in_time", self._in_time)
         monkeypatch.setattr(
-            "argus.capture.probes.time", SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: 0)
+            "argus.capture.probes.time",
+            SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9)),
         )
 
     def _in_time(self, make: Any, seconds: float) -> list[int]:
@@ -1327,6 +1329,11 @@ def without_probes(paths: Sequence[str], clocked: Clocked, owner: Owner = HONEST
         attachment.optional_links.clear()
         attachment.entry_points[1] = 16, 1
     return probes
+
+
+def end(window: Any) -> None:
+    window._thread.join(10)
+    assert window.closing.wait(10)
 
 
 CHANGES: dict[str, Any] = {
@@ -1354,7 +1361,7 @@ def test_files_that_do_not_answer_hold_no_change(number: int, change: str, monke
         for each in probes.attachments:
             each.answers = True
         if probes._window is not None:
-            probes._window._thread.join(10)
+            end(probes._window)
         CHANGES[change](probes)
         assert all(each.answers for each in honest)
     a_change_s = patience.SAVED_S * patience.OF_LOOP + number * 2 * patience.ANSWERS_S
@@ -1374,7 +1381,7 @@ def test_new_files_that_do_not_answer_take_no_window_of_others(number: int, monk
         probes.attachments = [*without_probes(paths, clocked, HOSTILE).attachments, *honest]
         clocked.made.clear()
         CHANGES["window"](probes)
-        probes._window._thread.join(10)
+        end(probes._window)
         assert len(clocked.made) == number
         assert all(each.answers for each in honest)
         clocked.now += 5.0
@@ -1386,7 +1393,7 @@ def files_in_windows(probes: Any, clocked: Clocked, number: int) -> list[list[bo
     for _ in range(number):
         CHANGES["window"](probes)
         if probes._window is not None:
-            probes._window._thread.join(10)
+            end(probes._window)
         windows.append([each.answers for each in probes.attachments])
         for each in probes.attachments:
             each.answered()
@@ -1460,7 +1467,7 @@ def test_no_user_takes_the_time_of_another(seed: int, monkeypatch: pytest.Monkey
         assert clocked.now - begun <= patience.LONGEST_S
         assert clocked.now - begun <= (patience.OF_USER_S + 0.001) * users + len(honest) * 0.02
         assert all(each.answers for each in honest)
-        probes._window._thread.join(10)
+        end(probes._window)
         clocked.now += draw.random() * 5
 
 
@@ -1640,3 +1647,113 @@ def test_closings_that_hang_share_one_deadline(kernel: Kernel, monkeypatch: pyte
     probes.close()
     assert now - 1000.0 <= PATIENCE_S
     assert probes.closed
+
+
+# ---- probes that do not go
+
+
+class Hanging(Kernel):
+    """A kernel that does not take the probes of some files away before ``go`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.paths, self.go, self.of = set[str](), threading.Event(), dict[int, str]()
+        monkeypatch.setattr("argus.capture.kernel.links._close_all", self._close)
+
+    def _link(self, backend: Any, program: int, path: str, points: Any, at_exit: bool, pid: Any) -> list[int]:
+        (number,) = super()._link(backend, program, path, points, at_exit, pid)
+        self.of[number] = path
+        return [number]
+
+    def _close(self, links: Sequence[int]) -> list[OSError]:
+        for link in links:
+            if self.of.get(link) in self.paths:
+                self.go.wait(60)
+            self.closed.append(link)
+        return []
+
+    def there(self, path: str) -> int:
+        """How many links stand on a file."""
+        return sum(self.of[number] == path for number in self.made.keys() - {*self.closed})
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    kernel = Hanging(monkeypatch)
+    yield kernel
+    kernel.go.set()
+
+
+def with_windows(paths: Sequence[str], owner: Owner = HONEST) -> Any:
+    probes = probes_on(paths, owner)
+    probes.probed, probes._window = set(), None
+    probes.hits = lambda: np.zeros(256, np.int64)
+    for attachment in probes.attachments:
+        attachment.optional_links.clear()
+        attachment.entry_points[1] = 16, 1
+    return probes
+
+
+def test_a_file_whose_probes_do_not_go_ends_no_windows(hanging: Hanging) -> None:
+    """It is left out itself, and counted, until they have gone."""
+    probes = with_windows(["held"], HOSTILE)
+    (held,) = probes.attachments
+    honest = with_windows([str(number) for number in range(8)]).attachments
+    probes.attachments += honest
+    hanging.paths = {"held"}
+    late = LateProbes()
+    for turn in range(5):
+        window = probes.open_window(["launches"], 0.0)
+        assert window is not None
+        assert list(window.lacking) == [held] * (turn > 0)
+        window._thread.join(10)
+        assert window.end_ns
+        deadline = time.monotonic() + 10
+        while any(hanging.there(each.library.open_path) for each in honest) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not turn:
+            assert probes.open_window(["launches"], 0.0) is None, "they may be about to go"
+        window.end_ns -= 2 * module_of_probes.GOING_NS
+        late.go_on(probes)
+        assert hanging.there("held") == 1
+    assert (held.unanswered, probes.unanswered) == (4, 4)
+    assert [each.unanswered for each in honest] == [0] * 8
+    assert not held.late(0)
+    hanging.go.set()
+    deadline = time.monotonic() + 10
+    while not held.late(0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    late.go_on(probes)
+    window = probes.open_window(["launches"], 0.0)
+    assert list(window.lacking) == []
+    end(window)
+
+
+def test_probes_that_have_not_gone_are_not_put_on_twice(hanging: Hanging) -> None:
+    """Each call would be seen twice. They are put on once the others are gone."""
+    probes, late = with_windows(["held", "other"]), LateProbes()
+    held, other = probes.attachments
+    assert probes.attach_optional("launches") == 0
+    probes._patience.spend_closing(1.0)
+    hanging.paths = {"held"}
+    for turn in range(3):
+        probes.detach_optional("launches")
+        probes.entries_only.symmetric_difference_update({"launches"})
+        assert probes.attach_optional("launches") == 1
+        assert hanging.there("held") == 2
+        assert other.seen("launches")
+        assert not held.seen("launches")
+        late.go_on(probes)
+        assert not late._trying
+        assert (held.unanswered, probes.unanswered, other.unanswered) == (1, 1, 0), turn
+    hanging.go.set()
+    deadline = time.monotonic() + 10
+    while hanging.there("held") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    hanging.paths = set()
+    while not held.answers and time.monotonic() < deadline:
+        late.go_on(probes)
+        join(late)
+    assert held.seen("launches")
+    assert 1 <= hanging.there("held") <= 2
+    assert hanging.there("held") == sum(map(len, held.optional_links["launches"]))

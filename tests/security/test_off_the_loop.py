@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from argus.capture.kernel import links
-from argus.capture.kernel.links import close_in_time, link_in_time
+from argus.capture.kernel.links import CLOSERS, Closing, link_in_time
 from argus.capture.process import c_library, cupti, targets
 from argus.capture.process.instructions import BREAKPOINT, has_probes
 from argus.capture.reader import reader
@@ -233,16 +234,71 @@ def test_probes_that_come_late_are_not_waited_for_and_taken_away() -> None:
 
 def test_probes_that_do_not_go_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     go, gone = threading.Event(), threading.Event()
-    assert close_in_time([([os.memfd_create("argus-test")], [])])
+    assert Closing([(0, ([os.memfd_create("argus-test")], []))]).wait(10)
 
-    def close(_: object) -> None:
+    def close(_: object) -> list[OSError]:
         go.wait(30)
         gone.set()
+        return []
 
-    monkeypatch.setattr(links, "close_links", close)
-    assert not close_in_time([([3], [])], 0.05)
+    monkeypatch.setattr(links, "_close_all", close)
+    closing = Closing([(0, ([3], []))])
+    assert not closing.wait(0.05)
+    assert not closing.closed(0)
     go.set()
     assert gone.wait(10), "they go on by themselves"
+
+
+def test_probes_that_do_not_go_keep_no_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those of other users, however many do not, nor of the same one, at exits as at entries."""
+    go, closed = threading.Event(), set[int]()
+
+    def close(some: list[int]) -> list[OSError]:
+        for link in some:
+            if link >= 10_000:
+                go.wait(60)
+            closed.add(link)
+        return []
+
+    monkeypatch.setattr(links, "_close_all", close)
+    held = [(1, ([10_000 + n], [20_000 + n])) for n in range(5 * CLOSERS)]
+    same = [(2, ([30_000], [31_000])), *((2, ([100 + n], [200 + n])) for n in range(8))]
+    other = [(3, ([1000, 1001, 1002], [2000])), (3, ([], [2001]))]
+    before = threading.active_count()
+    closing = Closing([*held, *same, *other])
+    try:
+        done = {link for _, both in [*same[1:], *other] for link in (*both[0], *both[1])}
+        for number in [*range(len(held) + 1, len(held) + len(same)), *range(len(held) + len(same), len(held) + 11)]:
+            for _ in range(200):
+                if closing.closed(number):
+                    break
+                time.sleep(0.05)
+        assert closed == done
+        assert threading.active_count() - before <= 2 * CLOSERS
+        assert not closing.wait(0)
+    finally:
+        go.set()
+    assert closing.wait(60)
+    assert len(closed) == 2 * len(held) + 2 * len(same) + 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_each_file_entries_are_closed_before_exits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    closed: list[int] = []
+    monkeypatch.setattr(links, "_close_all", lambda some: closed.extend(some) or [])
+    numbers = iter(range(100_000))
+    files = [
+        (draw.randrange(4), tuple([next(numbers) for _ in range(draw.choice([0, 1, 3, 100]))] for _ in range(2)))
+        for _ in range(draw.choice([0, 1, 3, 200]))
+    ]
+    closing = Closing(files)  # type: ignore[arg-type]
+    assert closing.wait(60)
+    closing.result()
+    assert sorted(closed) == list(range(next(numbers)))
+    at = {link: place for place, link in enumerate(closed)}
+    for _, (entries, exits) in files:
+        assert max(map(at.__getitem__, entries), default=-1) < min(map(at.__getitem__, exits), default=1 << 60)
 
 
 HANGS = """
@@ -250,7 +306,7 @@ import os, sys, time
 from types import SimpleNamespace
 from argus.capture.kernel import links
 links.os = SimpleNamespace(close=lambda fd: time.sleep(60))
-assert not links.close_in_time([([3], [])], 0.1)
+assert not links.Closing([(0, ([3], []))]).wait(0.1)
 """
 
 

@@ -6,6 +6,8 @@ import ctypes
 import errno
 import os
 import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,8 +25,10 @@ _BPF_PERF_EVENT = 41
 PATIENCE_S = 5.0
 """Longest wait for probes that the kernel puts on a file, or takes away: tens of ms where everybody answers."""
 
-CLOSERS = 64
-"""Threads that close links."""
+CLOSERS, LEAST_CLOSERS = 64, 4
+"""Threads that close links: in all, and of a user, however many there are."""
+Links = tuple[list[int], list[int]]
+"""Descriptors that hold probes at entries and at exits."""
 
 
 class _LinkCreateUprobeMulti(ctypes.Structure):
@@ -109,22 +113,83 @@ def _link_perf(program: int, path: str, offset: int, cookie: int, at_exit: bool,
         os.close(event)  # the link holds it
 
 
-def close_links(links: Sequence[tuple[list[int], list[int]]]) -> None:
-    """Closes links, given as pairs of those at entries and those at exits. A process that ends does not wait for it.
+class Closing:
+    """Closes links in threads of its own. A process that ends does not wait for them. What does not close keeps no
+    links of other users from it, and of the same file only those at exits.
+
+    Args:
+        files: A user, and links of one file of it, each.
+        then: Called once all are closed.
+    """
+
+    def __init__(self, files: Sequence[tuple[int, Links]], then: Callable[[], None] = lambda: None) -> None:
+        self._then = then
+        self._links = [links for _, links in files]
+        self._left = set(range(len(files)))
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._failures: list[OSError] = []
+        of_user: dict[int, deque[int]] = {}
+        for number, (user, _) in enumerate(files):
+            of_user.setdefault(user, deque()).append(number)
+        if not files:
+            then()
+            self._over.set()
+        most = max(CLOSERS // max(len(of_user), 1), LEAST_CLOSERS)
+        for numbers in of_user.values():
+            at_once = max(most // len(numbers), 1)
+            for _ in range(min(len(numbers), most)):
+                Aside(partial(self._go_on, numbers, at_once), "argus-unlink")
+
+    def _go_on(self, numbers: deque[int], at_once: int) -> None:
+        while True:
+            try:
+                number = numbers.popleft()
+            except IndexError:
+                return
+            # Each close waits for a grace period of the kernel; the waits of several threads overlap. Entries first: a
+            # call entered without its exit probed would look as if it never returned.
+            failures: list[OSError] = []
+            for links in self._links[number]:
+                shares = [links[share::at_once] for share in range(min(at_once, len(links)))]
+                if len(shares) == 1:
+                    failures += _close_all(shares[0])
+                    continue
+                for closing in [Aside(partial(_close_all, share), "argus-unlink") for share in shares]:
+                    failures += closing.result()
+            with self._lock:
+                self._failures += failures
+                self._left.discard(number)
+                over = not self._left
+            if over:
+                self._then()
+                self._over.set()
+
+    def closed(self, number: int, _: float = 0.0) -> bool:
+        """Whether those of a file are closed."""
+        return number not in self._left
+
+    def wait(self, seconds: float | None) -> bool:
+        """Waits for so long at most; returns whether all are closed."""
+        return self._over.wait(seconds)
+
+    def result(self) -> None:
+        """Waits until all are closed.
+
+        Raises:
+            OSError: One of them could not be closed. The others are.
+        """
+        self._over.wait()
+        if self._failures:
+            raise self._failures[0]
+
+
+def close_links(links: Sequence[Links]) -> None:
+    """Closes links of one user, and waits until that is done.
 
     Raises:
         OSError: One of them could not be closed. The others are.
     """
-    # Each close waits for a grace period of the kernel; the waits of several threads overlap. Entries first: a call
-    # entered without its exit probed would look as if it never returned.
-    failures: list[OSError] = []
-    for edge in (0, 1):
-        edges = [link for both in links for link in both[edge]]
-        shares = [edges[number::CLOSERS] for number in range(min(CLOSERS, len(edges)))]
-        for closing in [Aside(partial(_close_all, share), "argus-unlink") for share in shares]:
-            failures += closing.result()
-    if failures:
-        raise failures[0]
+    Closing([(0, both) for both in links]).result()
 
 
 def _close_all(links: Sequence[int]) -> list[OSError]:
@@ -159,8 +224,3 @@ def link_in_time(make: Callable[[], list[int]], seconds: float = PATIENCE_S) -> 
         return making.result()
     Aside(lambda: close_links([(making.result(), [])]), "argus-unlink")
     raise LateError(making)
-
-
-def close_in_time(links: Sequence[tuple[list[int], list[int]]], seconds: float = PATIENCE_S) -> bool:
-    """As ``close_links``, which goes on by itself if it takes longer. Whether it is done."""
-    return Aside(lambda: close_links(links), "argus-unlink").wait(seconds)
