@@ -118,6 +118,8 @@ class ProbingSide(Side):
         """Whether the window is for the pulse alone."""
         self._sample = False
         """Whether the window is a sample."""
+        self._left_out: set[int] = set()
+        """Jobs of which not all was seen in the window (their ``id``): it is none of theirs."""
         self._due = self._sample_due = 0.0
         self._turn = 0
         self._jobs: dict[int, tuple[Job, _OfJob]] = {}
@@ -282,8 +284,11 @@ class ProbingSide(Side):
             return
         if not self._of_pulse:
             self._windows.append(self._window)
+        self._left_out = _lacking(self._window, self._session)
         for job in jobs:
             job.note_queues()
+            if id(job) in self._left_out:
+                continue
             self._begin_passes(job, self._window.begin_ns, seen=not self._of_pulse)
             state = self._jobs.get(id(job), (job, None))[1]
             if state is None:
@@ -304,8 +309,11 @@ class ProbingSide(Side):
         self._of_pulse = False
         if self._window is None:
             return
+        self._left_out = _lacking(self._window, self._session)
         for job in self._session.jobs:
             job.note_queues()
+            if id(job) in self._left_out:
+                continue
             job.sampled.begin(self._window.begin_ns)
             self._begin_passes(job, self._window.begin_ns, seen=True)
 
@@ -330,6 +338,8 @@ class ProbingSide(Side):
         self._window, sample, self._sample = None, self._sample, False
         for job in jobs:
             job.note_queues()
+            if id(job) in self._left_out:
+                continue
             job.sampled.end(window.end_ns)
             if job.pulse_spans and not job.pulse_spans[-1][1]:
                 job.pulse_spans[-1] = job.pulse_spans[-1][0], window.end_ns
@@ -381,23 +391,10 @@ class ProbingSide(Side):
         self._early.setdefault(id(job), {}).setdefault(rank, []).append(seen_calls(events))
 
     def _make_room(self, job: Job) -> bool:
-        """Forgets the calls of a job of the user with most, or of this user's container with most, if this one has less
-        than half of that. Returns whether there is room."""
-        of_users, of_containers = Tally[int](), Tally[Owner]()
-        for owner, number in self._early_of.values():
-            of_users[owner[0]] += number
-            if owner[0] == job.owner[0]:
-                of_containers[owner] += number
-        user = max(of_users, key=of_users.__getitem__)
-        container = max(of_containers, key=of_containers.__getitem__, default=job.owner)
-        if 2 * of_users[job.owner[0]] < of_users[user]:
-            of_most = {which: number for which, (whose, number) in self._early_of.items() if whose[0] == user}
-        elif 2 * of_containers[job.owner] < of_containers[container]:
-            of_most = {which: number for which, (whose, number) in self._early_of.items() if whose == container}
-        else:
-            return False
-        self._forget_early(max(of_most, key=of_most.__getitem__))
-        return True
+        """Forgets the calls of a job, if one has so many more. Returns whether there is room."""
+        if (most := _with_most(self._early_of, job.owner)) is not None:
+            self._forget_early(most)
+        return most is not None
 
     def _forget_early(self, which: int) -> dict[int, list[NDArray[np.void]]]:
         self._early_of.pop(which, None)
@@ -584,6 +581,38 @@ class ProbingSide(Side):
         """Drops what is kept of a job that is over."""
         self._jobs.pop(id(job), None)
         self._forget_early(id(job))
+
+
+def _lacking(window: Window, session: Session) -> set[int]:
+    """Jobs with processes that map a file which lacks probes of a window (their ``id``)."""
+    files = {id(each) for each in window.lacking}
+    if not files:
+        return set()
+    of = session.roster.attachments_of
+    return {
+        id(job)
+        for job in session.jobs
+        if any(id(each) in files for member in job.members.values() for each in of(member))
+    }
+
+
+def _with_most(early: Mapping[int, tuple[Owner, int]], owner: Owner) -> int | None:
+    """Which job has most calls kept of those of the user with most, or of this user's container with most, if this one
+    has less than half of that."""
+    of_users, of_containers = Tally[int](), Tally[Owner]()
+    for whose, number in early.values():
+        of_users[whose[0]] += number
+        if whose[0] == owner[0]:
+            of_containers[whose] += number
+    user = max(of_users, key=of_users.__getitem__)
+    container = max(of_containers, key=of_containers.__getitem__, default=owner)
+    if 2 * of_users[owner[0]] < of_users[user]:
+        of_most = {which: number for which, (whose, number) in early.items() if whose[0] == user}
+    elif 2 * of_containers[owner] < of_containers[container]:
+        of_most = {which: number for which, (whose, number) in early.items() if whose == container}
+    else:
+        return None
+    return max(of_most, key=of_most.__getitem__)
 
 
 def seen_calls(events: NDArray[np.void]) -> NDArray[np.void]:

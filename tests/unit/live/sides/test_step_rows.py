@@ -143,7 +143,9 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
 
         def open_window(_subjects: Any, length: float, _only: Any, opened: list[float] = opened) -> Any:
             opened.append(length)
-            return SimpleNamespace(begin_ns=len(opened) * 10**9, end_ns=0, subjects=("collectives",), hits=0)
+            return SimpleNamespace(
+                begin_ns=len(opened) * 10**9, end_ns=0, subjects=("collectives",), hits=0, lacking=()
+            )
 
         session.probes = SimpleNamespace(
             probed=set(),
@@ -203,3 +205,56 @@ def test_steps_whose_marks_were_dropped_are_stored_without_phases() -> None:
     assert job.phased_steps == len(phased) >= 7
     assert job.counters()["steps_without_phases"] == len(stored) - len(phased) == 10
     assert job.phase_ns["optimizer"] == pytest.approx(3 * MS * len(phased), rel=0.01)
+
+
+@pytest.mark.parametrize("counted_by", ["calls", "marks", "marks in a sample"])
+def test_a_window_without_probes_on_a_file_is_no_window_of_its_jobs(counted_by: str) -> None:
+    """Calls and marks of some of its ranks were not seen in it: steps would be counted that never were."""
+    sample = counted_by == "marks in a sample"
+    session = a_session()
+    files = {"whole": SimpleNamespace(), "lacking": SimpleNamespace()}
+    session.roster.attachments_of = lambda member: [files["whole"], *([files["lacking"]] if member.rank else [])]  # type: ignore[method-assign,list-item]
+    lacking: list[Any] = []
+
+    def open_window(*_: Any) -> Any:
+        begin_ns = 10**9 * (1 + len(begun))
+        begun.append(begin_ns)
+        return SimpleNamespace(begin_ns=begin_ns, end_ns=0, subjects=("backward",), hits=0, lacking=list(lacking))
+
+    begun: list[int] = []
+    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set(), open_window=open_window)  # type: ignore[assignment]
+    side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
+    rungs = (Rung.RANGES,) if sample else (Rung.RANGES, Rung.BACKWARD)
+    side.plan = Plan(rungs, duty=0.25, length_s=0.1, period_s=0.4, sample_s=0.1, sample_period_s=0.4)
+    side._due, side._sample_due = (float("inf"), 0.0) if sample else (0.0, float("inf"))
+    watched: list[list[int]] = [[], []]
+    jobs = [Job(f"job {rank}", 1, groups_due=float("inf")) for rank in range(2)]
+    for rank, job in enumerate(jobs):
+        job.members[0] = Member(Target(), rank, "order")  # type: ignore[arg-type]
+        session.roster.jobs.append(job)
+        job.thinned = SimpleNamespace(  # type: ignore[assignment]
+            unseen=lambda *_: None,
+            disturbed=lambda *_: None,
+            watched=lambda begin, end, rank=rank: watched[rank].append(begin),
+        )
+    if counted_by == "calls":
+        side._thinned.update(jobs)
+    for turn in range(6):
+        lacking[:] = [files["lacking"]] * (turn % 2)
+        if sample:
+            side._sample_due = 0.0
+        else:
+            side._due = 0.0
+        side.poll(1.0)
+        assert side._window is not None
+        side._window.end_ns = side._window.begin_ns + 10**8
+        side._end_window(side._window, jobs)
+    if counted_by == "calls":
+        seen = watched
+    elif sample:
+        seen = [[begin for begin, _ in job.sampled._windows] for job in jobs]
+        assert all(end for job in jobs for _, end in job.sampled._windows)
+    else:
+        seen = [[begin for begin, _ in job.pulse_spans or () if begin in begun] for job in jobs]
+        assert all(end for job in jobs for _, end in job.pulse_spans or ())
+    assert seen == [begun, begun[::2]]
