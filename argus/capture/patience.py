@@ -99,11 +99,15 @@ class Patience:
 
     def seconds(self, attachment: Attachment) -> float:
         """How long a file may be waited for: 0, if not at all, since its user has nothing left, or less than the file
-        takes. One of several files takes half of all that a user may have."""
+        takes. One of several files takes half of all that a user may have. For files that were not late lately there
+        is time to answer, whatever others have taken."""
         part = self._parts.get(attachment.owner[0])
         if part is None:
             return 0.0
-        left_s = min(part.left_s, part.late_s, SAVED_S / 2 if part.files > 1 else SAVED_S)
+        left_s = min(part.late_s, SAVED_S / 2 if part.files > 1 else SAVED_S)
+        if self._at - attachment.late_at >= LATELY_S:
+            left_s = max(left_s, ANSWERS_S)
+        left_s = min(left_s, part.left_s)
         return left_s if left_s >= max(_LEAST_S, min(attachment.took_s, SAVED_S / 2)) else 0.0
 
     def spend(self, attachment: Attachment, waited_s: float, *, came: bool) -> None:
@@ -119,7 +123,7 @@ class Patience:
         if len(self._late) >= USERS:
             del self._late[next(iter(self._late))]
         self._late[user] = account
-        account.saved_s -= waited_s
+        account.saved_s = max(account.saved_s - waited_s, 0.0)
         account.late_at = attachment.late_at = self._now()
 
     def closing_s(self) -> float:

@@ -548,11 +548,13 @@ class Probes(TracedProcesses):
         # cuBLAS calls cuBLASLt: where only the latter is probed yet, a product would look like a call of its own.
         files = self._patience.begin(self.attachments)
         for attachment in sorted(files, key=lambda each: CUBLAS[1] in each.library.roles):
+            failed = 0
             for subject in chosen:
                 try:
                     self._attach_optional(attachment, subject)
                 except OSError:  # its process has ended, most likely
-                    refused += 1
+                    failed = 1
+            refused += failed
         self.write_prices()
         return refused
 
