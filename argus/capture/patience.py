@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from argus.capture.attachment import Attachment
 
-ANSWERS_S = 0.05
-"""So much of the wait for probes that do come is free: tens of ms where everybody answers."""
+ANSWERS_S, ANSWERS_ALONE_S = 0.05, 0.25
+"""So much of the wait for probes that do come is free: tens of ms where everybody answers. Where one user is traced: a
+window is of no use to a job that lacks one of its files in it."""
 LONGEST_S, OF_USER_S = 5.0, 1.0
 """One change takes no longer, also where all files answer: in all, and for the files of one user where there are
 several."""
@@ -48,11 +49,13 @@ class _Part:
     Attributes:
         left_s: How long its files may be waited for.
         late_s: How long beyond what files that answer take.
+        free_s: So long each of those takes at most.
         files: How many it has.
     """
 
     left_s: float
     late_s: float
+    free_s: float
     files: int = 0
 
 
@@ -81,8 +84,9 @@ class Patience:
         several = len(users) > 1
         self._save(now, OF_LOOP if several else OF_LOOP_ALONE)
         left_s = min(OF_USER_S, LONGEST_S / len(users)) if several else LONGEST_S
+        free_s = ANSWERS_S if several else ANSWERS_ALONE_S
         self._parts = {
-            user: _Part(left_s, self._late[user].saved_s if user in self._late else SAVED_S) for user in users
+            user: _Part(left_s, self._late[user].saved_s if user in self._late else SAVED_S, free_s) for user in users
         }
         for each in files:
             self._parts[each.owner[0]].files += 1
@@ -105,7 +109,7 @@ class Patience:
         if part is None:
             return 0.0
         left_s = min(part.late_s, SAVED_S / 2 if part.files > 1 else SAVED_S)
-        if self._at - attachment.late_at >= LATELY_S:
+        if attachment.took_s <= ANSWERS_S and self._at - attachment.late_at >= LATELY_S:
             left_s = max(left_s, ANSWERS_S)
         left_s = min(left_s, part.left_s)
         return left_s if left_s >= max(_LEAST_S, min(attachment.took_s, SAVED_S / 2)) else 0.0
@@ -115,7 +119,7 @@ class Patience:
         user = attachment.owner[0]
         if part := self._parts.get(user):
             part.left_s -= waited_s
-            part.late_s -= max(waited_s - ANSWERS_S, 0.0) if came else waited_s
+            part.late_s -= max(waited_s - part.free_s, 0.0) if came else waited_s
         attachment.took_s = waited_s if came else 2 * waited_s  # it takes longer
         if came:
             return
@@ -124,7 +128,9 @@ class Patience:
             del self._late[next(iter(self._late))]
         self._late[user] = account
         account.saved_s = max(account.saved_s - waited_s, 0.0)
-        account.late_at = attachment.late_at = self._now()
+        account.late_at = self._now()
+        if waited_s > ANSWERS_S:  # else it had no time
+            attachment.late_at = account.late_at
 
     def closing_s(self) -> float:
         """How long to wait until probes are gone."""
