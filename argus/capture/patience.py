@@ -139,6 +139,6 @@ class Patience:
         self._closed_at = now
         return max(self._closing_s, CLOSING_S)
 
-    def spend_closing(self, waited_s: float) -> None:
-        """Probes were waited for that did not go."""
-        self._closing_s = max(self._closing_s - waited_s, 0.0)
+    def spend_closing(self, waited_s: float, *, gone: bool) -> None:
+        """Probes were waited for. Those that go in time add up, too: one change after the other would hold the loop."""
+        self._closing_s = max(self._closing_s - (max(waited_s - ANSWERS_S, 0.0) if gone else waited_s), 0.0)

@@ -521,9 +521,8 @@ class Probes(TracedProcesses):
         """Returns when they are closed, or after a while: nothing is put on a file before its links are."""
         seconds, begun = self._patience.closing_s(), time.monotonic()
         closing = Closing(_by_user(links))
-        if closing.wait(seconds):
-            return
-        self._patience.spend_closing(time.monotonic() - begun)
+        gone = closing.wait(seconds)
+        self._patience.spend_closing(time.monotonic() - begun, gone=gone)
         for number, (attachment, _) in enumerate(links):
             if not closing.closed(number):
                 attachment.left_out_until(partial(closing.closed, number))

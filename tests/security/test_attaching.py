@@ -1521,7 +1521,7 @@ def test_what_does_not_close_takes_no_time_of_what_is_probed() -> None:
     """And however little is left of it, others' probes are waited for until they are gone."""
     waits = Patience(lambda: 1000.0)
     for _ in range(5):
-        waits.spend_closing(waits.closing_s())
+        waits.spend_closing(waits.closing_s(), gone=False)
     assert waits.closing_s() == patience.CLOSING_S
     (file,) = waits.begin(probes_on(["a"]).attachments)
     assert waits.seconds(file) == patience.SAVED_S
@@ -1535,20 +1535,20 @@ def test_closings_that_are_quick_are_waited_for(takes_s: float) -> None:
         assert patient.closing_s() == patience.SAVED_S
         clock.now += takes_s
         patient.spend_closing(takes_s, gone=True)
-    assert patient.seconds() == patience.TURN_S
 
 
 def test_closings_that_end_in_time_do_not_add_up() -> None:
     """Who holds his lock for a while, again and again, had each change of plan wait for that: 0.7 s each."""
     clock = SimpleNamespace(now=1000.0)
-    patient, held_s = Patience(lambda: clock.now), 0.0
+    waits, held = Patience(lambda: clock.now), list[float]()
     for _ in range(100):
-        waited_s = min(patient.closing_s(), 0.7)
-        clock.now += waited_s
-        held_s += waited_s
-        patient.spend_closing(waited_s, gone=waited_s == 0.7)
-    assert held_s <= 2 * patience.SAVED_S
-    assert patient.seconds() > 0, "files that are probed have time of their own"
+        held.append(min(waits.closing_s(), 0.7))
+        clock.now += held[-1]
+        waits.spend_closing(held[-1], gone=held[-1] == 0.7)
+    assert held[0] == 0.7
+    assert held[5:] == [patience.CLOSING_S] * 95
+    (file,) = waits.begin(probes_on(["a"]).attachments)
+    assert waits.seconds(file) == patience.SAVED_S, "files that are probed have time of their own"
 
 
 def test_processes_that_are_ignored_at_once_are_waited_for_not_at_all(
@@ -1556,15 +1556,13 @@ def test_processes_that_are_ignored_at_once_are_waited_for_not_at_all(
 ) -> None:
     """Each was waited for until its probes were gone: 20 processes of one look held the loop for 6 s."""
     probes = with_placement(probes_on([str(number) for number in range(40)]))
-    waits = list[Any]()
-    monkeypatch.setattr("argus.capture.probes.close_in_time", lambda *words: waits.append(words) or True)
+    monkeypatch.setattr(probes, "_close_soon", lambda *_: pytest.fail("they are waited for"))
     probes._target = lambda pid: None
     files = list(probes.attachments)
     for number, attachment in enumerate(files):
         attachment.pid, attachment.entry_links = number // 2, [10 + number]
         attachment.optional_links.clear()
     probes.ignore(*range(10, 20))
-    assert not waits
     assert probes.attachments == files[:20]
     (closing,) = probes._closing
     assert closing.wait(10)
@@ -1766,7 +1764,7 @@ def test_probes_that_have_not_gone_are_not_put_on_twice(hanging: Hanging) -> Non
     probes, late = with_windows(["held", "other"]), LateProbes()
     held, other = probes.attachments
     assert probes.attach_optional("launches") == 0
-    probes._patience.spend_closing(1.0)
+    probes._patience.spend_closing(1.0, gone=False)
     hanging.paths = {"held"}
     for turn in range(3):
         probes.detach_optional("launches")
