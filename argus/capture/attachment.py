@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -66,8 +65,7 @@ class Attachment:
         answers: Whether the last probes on the file came in time. While they have not, others are not waited for:
             ``LateProbes`` puts them on.
         unanswered: How often they did not, or were not waited for.
-        late_at: When they did not last (``Patience``).
-        took_s: How long its last probes took, or may have taken that did not come in time.
+        unused: Whether no traced process maps it any more.
         late_in_row: How often they did not since it had all its probes.
         left_out: Whether it was left out for probes that are not gone, which is not counted yet.
         late: Whether those that did not come in time have come since, or will not.
@@ -100,8 +98,7 @@ class Attachment:
     owner: Owner = UNKNOWN
     answers: bool = True
     unanswered: int = 0
-    late_at: float = -math.inf
-    took_s: float = 0.0
+    unused: bool = False
     late_in_row: int = 0
     left_out: bool = False
     late: Callable[[float], bool] = lambda _: True
@@ -129,6 +126,12 @@ class Attachment:
         self.late = gone if before(0) else lambda seconds: before(seconds) and gone(seconds)
         if self.answers:
             self.answers, self.again_at, self.left_out = False, 0.0, True
+
+    def count_left_out(self) -> int:
+        """1: it was left out for probes that are not gone, which is counted from now on."""
+        counts, self.left_out = int(self.left_out), False
+        self.unanswered += counts
+        return counts
 
     def skip(self) -> None:
         """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be."""

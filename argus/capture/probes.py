@@ -476,24 +476,22 @@ class Probes(TracedProcesses):
             links += make()
             return
         if not attachment.answers:
-            if attachment.left_out:
-                attachment.left_out = False
-                attachment.unanswered += 1
-                self.unanswered += 1
+            self.unanswered += attachment.count_left_out()
             raise TimeoutError(errno.ETIMEDOUT, "the file did not answer before")
         seconds, begun = self._patience.seconds(attachment), time.monotonic()
-        try:
-            if not seconds:
-                attachment.skip()
-                raise TimeoutError(errno.ETIMEDOUT, "others have taken the time for files that do not answer")
-            links += link_in_time(make, seconds)
-            self._patience.spend(attachment, time.monotonic() - begun, came=True)
-        except TimeoutError as failure:
+        if not seconds:
+            attachment.skip()
             self.unanswered += 1
-            if isinstance(failure, LateError):
-                attachment.did_not_answer(failure.wait)
-                self._patience.spend(attachment, time.monotonic() - begun, came=False)
+            raise TimeoutError(errno.ETIMEDOUT, "others have taken the time")
+        try:
+            links += link_in_time(make, seconds)
+        except OSError as failure:
+            if failure.errno != errno.ESRCH:  # else its process has ended
+                attachment.did_not_answer(failure.wait if isinstance(failure, LateError) else lambda _: True)
+                self.unanswered += 1
             raise
+        finally:
+            self._patience.spend(attachment, time.monotonic() - begun)
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone, or after a while (``close_in_time``)."""
@@ -633,19 +631,22 @@ class Probes(TracedProcesses):
         for attachment in self._patience.begin(self.attachments):
             links: list[int] = []
             before = attachment.unanswered
+            if not self._patience.has_turn(attachment):
+                lacking.append(attachment)
+                continue
             for name, points in _window_points(attachment, chosen, self._pulse, only).items():
                 if not points:
                     continue
                 try:
                     self._attach_program(attachment, name, points, links)
-                except TimeoutError:
+                except OSError as failure:
+                    if failure.errno == errno.ESRCH:  # its process has ended
+                        continue
                     lacking.append(attachment)
                     if attachment.unanswered == before:
                         attachment.unanswered += 1
                         self.unanswered += 1
                     break
-                except OSError:  # its process has ended
-                    continue
             if links:
                 files.append((attachment, links))
         if not files:

@@ -502,6 +502,8 @@ class ProbedFiles:
             self._unused.pop(key, None)
         for key in self._shared.keys() - used:
             self._unused.setdefault(key)
+        for each in self.attached:
+            each.unused = each.pid is None and each.library.key in self._unused
         old = set(itertools.islice(self._unused, max(len(self._unused) - KEPT_FILES, 0)))
         gone = [each for each in self.attached if each.library.key in old or each.pid not in (None, *there)]
         for key in old:
