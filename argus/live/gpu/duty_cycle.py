@@ -30,11 +30,13 @@ class DutyCycle:
 
     Attributes:
         options: How they are collected now.
+        ended: Operations of programs that are no more.
     """
 
     def __init__(self, options: CuptiOptions) -> None:
         self._asked = options
         self.options = options
+        self.ended = 0
         self._regimes: deque[tuple[int, CuptiOptions]] = deque([(0, options)], maxlen=16)
         """Since when, CLOCK_MONOTONIC, it was collected how."""
         self._reduced: set[Rung] = set()
@@ -81,13 +83,11 @@ class DutyCycle:
         quarter of the time would cost four times as much in one window of the governor's, and nothing in three.
 
         Args:
-            operations: That were recorded until now.
+            operations: That were recorded until now, of programs that are there.
         """
-        if self._recorded and operations < self._recorded[-1][1]:  # of processes that are gone
-            self._recorded.clear()
-            self._evened = operations
+        operations += self.ended
+        before_ns, before = self._recorded[-1] if self._recorded else (now_ns, 0)
         self._recorded.append((now_ns, operations))
-        before_ns = self._recorded[max(len(self._recorded) - 2, 0)][0]
         while len(self._recorded) > 2 and now_ns - self._recorded[1][0] >= PERIOD_NS:
             self._recorded.popleft()
         since_ns, first = self._recorded[0]
@@ -97,8 +97,9 @@ class DutyCycle:
             self._rate = (operations - first) / PERIOD_NS
         elif self.share == 1 and now_ns > since_ns:
             self._rate = (operations - first) / (now_ns - since_ns)
-        if self.share == 1:
-            self._evened = operations
+        if self.share == 1:  # what is held back from before the share changed is due within a period
+            held = (before - self._evened) * max(PERIOD_NS - (now_ns - before_ns), 0) // PERIOD_NS
+            self._evened = operations - held
         elif not math.isnan(self._rate):
             due = min(round(self._rate * (now_ns - before_ns)), operations - self._evened)
             most_held = round(2 * self._rate * PERIOD_NS)  # one period's, and as much again as the rate grows

@@ -204,12 +204,11 @@ class GpuSide(Side):
 
     def spent_by_owner(self) -> dict[Part, dict[Owner, int]]:
         """Operations of each owner's GPUs, evenly over a period: each costs as much."""
-        operations: Tally[Owner] = Tally()
+        operations, of, now_ns = Tally[Owner](), self._duties.of, time.monotonic_ns
         for process in self._processes:
             if process.program is not None:
                 operations[process.owner] += process.program.correlator.counters["gpu_ops"]
-        now_ns = time.monotonic_ns()
-        return {Part.GPU: {owner: self._duties.of(owner).evened(count, now_ns) for owner, count in operations.items()}}
+        return {Part.GPU: {owner: of(owner).evened(count, now_ns()) for owner, count in operations.items()}}
 
     def reduce(self, rung: Rung, now: float, owner: Owner = UNKNOWN) -> None:
         """Records for a quarter of the time, or for a tenth."""
@@ -491,6 +490,7 @@ class GpuSide(Side):
     def _count(self, process: GpuProcess, program: CuptiProgram) -> None:
         """Keeps what a program that is no more has counted."""
         self._counted = _sum(self._counted, program)
+        self._duties.of(process.owner).ended += program.correlator.counters["gpu_ops"]
         for name, (value, loss) in program.collector.counters().items():
             if loss:
                 self._lost.count(name, _whom(process), number=value)

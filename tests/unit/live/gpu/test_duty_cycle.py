@@ -69,11 +69,28 @@ def test_a_budget_that_a_quarter_keeps_asks_for_no_less() -> None:
     assert taken == [Rung.GPU_ALWAYS]
 
 
-def test_processes_that_are_gone_take_their_operations_with_them() -> None:
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_operations_of_processes_that_end_count_as_well(share: float) -> None:
+    """One after the other, ten seconds each: what one had done was taken off what the next one did."""
+    recorder, total = Recorder(0), 0
+    recorder.duty = DutyCycle(CuptiOptions(share=share))
+    for _ in range(20):
+        for _ in range(5):
+            recorder.window()
+        total += recorder.operations
+        recorder.duty.ended += recorder.operations
+        recorder.operations = 0
+    assert total * 0.8 <= recorder.counted <= total
+
+
+def test_what_was_held_back_does_not_come_at_once() -> None:
     recorder = Recorder(0)
-    for _ in range(5):
+    recorder.duty = DutyCycle(CuptiOptions(share=0.25))
+    for _ in range(32):
         recorder.window()
-    recorder.operations = 7
-    assert recorder.duty.evened(7, recorder.now_ms * 1_000_000) == 7
-    recorder.counted = 7
-    assert recorder.window() == (A_MS * WINDOW_MS, A_MS * WINDOW_MS)
+    held = recorder.operations - recorder.counted
+    assert held > A_MS * WINDOW_MS
+    recorder.duty.set_share(1.0, recorder.now_ms * 1_000_000)
+    windows = [recorder.window()[1] for _ in range(60)]
+    assert max(windows) <= 1.5 * A_MS * WINDOW_MS
+    assert recorder.operations - recorder.counted < held / 100
