@@ -187,11 +187,15 @@ class Session:
 
     def may_look_up(self, pid: int) -> bool:
         """As ``LookUps.may_look_up``."""
-        whom = self.whom(pid)
-        if may := self.look_ups.may(whom.owner if whom.job is None else whom.job.owner):
+        if may := self.has_time(pid):
             return may
-        self.losses.count("look_ups_over_share", whom)
+        self.losses.count("look_ups_over_share", self.whom(pid))
         return False
+
+    def has_time(self, pid: int) -> bool:
+        """The same for what can be done later: nothing is counted."""
+        whom = self.whom(pid)
+        return self.look_ups.may(whom.owner if whom.job is None else whom.job.owner)
 
     def looking_up(self, pid: int) -> AbstractContextManager[None]:
         """As ``LookUps.looking_up``."""

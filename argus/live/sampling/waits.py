@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +25,15 @@ WAITING_S = 2.0
 """A thread that has been off the CPU for so long is reported while it waits, whenever counts become rows."""
 
 HELD_S = 2.0
-"""So long threads of a process, or, of waits that go on, of an owner's processes, are read in one call: a thread takes
-some milliseconds. The others are read in the next one."""
+"""So long threads of a process that slept when Argus came are read in one call: a thread takes some milliseconds. The
+others are read in the next one."""
 
+ONGOING_S, AT_THE_END_S = 0.5, 2.0
+"""So long threads are read in a call for waits that go on, of all owners together; and when nothing comes after it."""
+PUT_OFF_S = 30.0
+"""A wait whose thread could not be read yet is reported so much later at most, then without its stack."""
+
+_Item = TypeVar("_Item")
 _Wait = tuple[int, tuple[int, int], int, int]
 """A thread, its stack and ``what``, from and until when it waited, CLOCK_MONOTONIC."""
 
@@ -40,6 +48,8 @@ class _Reported:
     what: int
     kernel_stack: int
     """As the kernel numbers it: 0: it took none."""
+    settled: bool = False
+    """Its thread was read, or need not be: its stack stays what it is."""
     over_ns: int | None = None
     """When it was seen to be over: once all that was counted before has come, it is in no count to come."""
 
@@ -71,6 +81,16 @@ class Waits:
         """By process, thread, and since when it waits."""
         self._off: set[tuple[int, int]] = set()
         """Processes and threads that the kernel had off the CPU when it was last asked."""
+        self._put_off: dict[tuple[int, int, int], int] = {}
+        """Waits of these that are not reported yet, since their threads are still to be read: since when."""
+        self._turn = 0
+        self._served: dict[Hashable, int] = {}
+        """Users, containers and processes: the last turn in which a thread of theirs was read."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether ``ongoing`` has left something for its next call, which should be soon."""
+        return bool(self._put_off)
 
     # ---- waits whose begin the kernel has seen
 
@@ -85,9 +105,9 @@ class Waits:
         """
         off = self._programs.probes.off_now(tids=None if final else self._processes.threads())
         now_ns = time.monotonic_ns()
-        rows = np.zeros(len(off), records.STACK_COUNT)
-        used = 0
-        held_s: dict[Owner, float] = {}
+        shortest_ns = self._programs.off_cpu_ns or 0 if final else WAITING_S * 1e9
+        due: list[tuple[tuple[int, int, int], _Reported]] = []
+        unread: list[tuple[SampledProcess, int, _Reported]] = []
         self._off = set()
         for one in off:
             pid, tid, since = int(one["pid"]), int(one["tid"]), int(one["since_ns"])
@@ -96,37 +116,98 @@ class Waits:
             if wait is None:
                 wait = _Reported(since, 0, int(one["stack"]), int(one["what"]), int(one["stack"]))
             wait.over_ns = None
-            fresh = now_ns - since - wait.reported_ns
-            if fresh < (self._programs.off_cpu_ns or 0 if final else WAITING_S * 1e9):
+            if now_ns - since - wait.reported_ns < shortest_ns:
                 continue
+            due.append(((pid, tid, since), wait))
             process = self._processes.by_pid.get(pid)
-            if process is not None and not wait.reported_ns and (not wait.stack or since < process.python_since_ns):
+            if process is None or process.quarantined or (wait.stack and since >= process.python_since_ns):
+                wait.settled = True
+            elif not wait.settled:
                 # The kernel took no stack when it went, or took it before it knew of the interpreter.
-                owner = process.job.owner
-                if held_s.get(owner, 0.0) < HELD_S:
-                    begun = time.monotonic()
-                    wait.stack = self._stack_of(process, tid) or wait.stack
-                    held_s[owner] = held_s.get(owner, 0.0) + time.monotonic() - begun
-                elif not final:
-                    continue  # reported the next time, from when it began
-                else:
-                    self._count_unread(process)
-            row = rows[used]
+                unread.append((process, tid, wait))
+        self._read_in_turns(unread, AT_THE_END_S if final else ONGOING_S)
+        due = self._without_put_off(due, now_ns, final=final)
+        rows = np.zeros(len(due), records.STACK_COUNT)
+        for row, ((pid, tid, since), wait) in zip(rows, due, strict=True):
+            fresh = now_ns - since - wait.reported_ns
             row["stack"], row["pid"], row["tid"], row["what"] = wait.stack, pid, tid, wait.what
             row["count"] = 0 if wait.reported_ns else 1
             row["ns"] = row["max_ns"] = fresh
             row["first_ns"], row["last_ns"] = since + wait.reported_ns, now_ns
             wait.reported_ns += fresh
             self._reported[pid, tid, since] = wait
-            used += 1
         self._forget_ended(off, now_ns)
-        reported: NDArray[np.void] = rows[:used].copy()
-        return reported
+        return rows
+
+    def _read_in_turns(self, unread: list[tuple[SampledProcess, int, _Reported]], held_s: float) -> None:
+        """Reads threads for so long: users take turns, so do a user's containers, and processes in one."""
+        refused: set[Hashable] = set()
+        until = time.monotonic() + held_s
+        for process, tid, wait in self._in_turns(unread):
+            if time.monotonic() >= until:
+                return
+            owner, pid = process.job.owner, process.pid
+            if owner in refused or pid in refused:
+                continue
+            if not self._dictionary.has_room(owner):
+                refused.add(owner)
+            elif not self._session.has_time(pid):
+                refused.add(pid)
+            else:
+                wait.settled = True
+                wait.stack = self._stack_of(process, tid) or wait.stack
+                self._note_served(process)
+
+    def _in_turns(
+        self, unread: list[tuple[SampledProcess, int, _Reported]]
+    ) -> Iterator[tuple[SampledProcess, int, _Reported]]:
+        """All of them; those whose turn was longest ago first."""
+        if not unread:
+            return iter(())
+        users: dict[int, dict[Owner, dict[int, list[tuple[SampledProcess, int, _Reported]]]]] = {}
+        for one in unread:
+            owner, pid = one[0].job.owner, one[0].pid
+            users.setdefault(owner[0], {}).setdefault(owner, {}).setdefault(pid, []).append(one)
+        there: set[Hashable] = set()
+        for pid, process in self._processes.by_pid.items():
+            there |= set(_places(process.job.owner, pid))
+        self._served = {key: turn for key, turn in self._served.items() if key in there}
+
+        def last(place: Hashable) -> int:
+            return self._served.get(place, 0)
+
+        parts = []
+        for user in sorted(users, key=last):
+            containers = []
+            for owner in sorted(users[user], key=last):
+                processes = sorted(users[user][owner].items(), key=lambda item: last(("pid", item[0])))
+                containers.append(_alternately(iter(threads) for _, threads in processes))
+            parts.append(_alternately(containers))
+        return _alternately(parts)
+
+    def _note_served(self, process: SampledProcess) -> None:
+        self._turn += 1
+        self._served |= dict.fromkeys(_places(process.job.owner, process.pid), self._turn)
+
+    def _without_put_off(
+        self, due: list[tuple[tuple[int, int, int], _Reported]], now_ns: int, *, final: bool
+    ) -> list[tuple[tuple[int, int, int], _Reported]]:
+        """Waits that are reported now. Others have time until their threads are read; what then lacks its stack is
+        counted."""
+        chosen, before = [], self._put_off
+        self._put_off = {}
+        for key, wait in due:
+            if not wait.settled and not wait.reported_ns:
+                since_ns = before.get(key, now_ns)
+                if not final and now_ns < since_ns + PUT_OFF_S * 1e9:
+                    self._put_off[key] = since_ns
+                    continue
+                self._count_unread(self._processes.by_pid[key[0]])
+            chosen.append((key, wait))
+        return chosen
 
     def _stack_of(self, process: SampledProcess, tid: int) -> int:
         """``Stack.id`` of a thread that waits, from outside; 0: it was not read."""
-        if process.quarantined or not self._may_read(process):
-            return 0
         blocked = None
         with self._processes.guard(process.pid, process.job), self._session.looking_up(process.pid):
             blocked = self._read_blocked(process, tid)
@@ -270,6 +351,22 @@ class Waits:
             return None
         self._dictionary.add(blocked.stack.id, blocked.stack, process.job.owner)
         return blocked.stack.id, blocked.what
+
+
+def _places(owner: Owner, pid: int) -> tuple[Hashable, ...]:
+    """Whose turn it is when a thread of a process is read."""
+    return owner[0], owner, ("pid", pid)
+
+
+def _alternately(parts: Iterable[Iterator[_Item]]) -> Iterator[_Item]:
+    """One of each part, then another of each that has more."""
+    waiting = deque(parts)
+    while waiting:
+        part = waiting.popleft()
+        for item in part:
+            yield item
+            waiting.append(part)
+            break
 
 
 def _first_met_ns(

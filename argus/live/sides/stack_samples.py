@@ -24,7 +24,7 @@ from argus.live.sampling.processes import SampledProcesses
 from argus.live.sampling.programs import PARTS, StackPrograms
 from argus.live.sampling.rows import StackRows
 from argus.live.sampling.symbolize import Symbolizer
-from argus.live.sampling.waits import Waits
+from argus.live.sampling.waits import WAITING_S, Waits
 from argus.live.session import Session
 from argus.live.side import Counters, Side
 from argus.live.sides.draining import RELIEVE_S
@@ -242,6 +242,9 @@ class StackSide(Side):
         elif used < FEW:
             self._poll_s = min(2 * self._poll_s, max(min(probes.longest_poll_s, LONGEST_POLL_S), POLL_S))
         self._poll_due = now + self._poll_s
+        if self._waits.behind:
+            self._poll_due = min(self._poll_due, now + WAITING_S)
+            self._waiting_due = min(self._waiting_due, now + WAITING_S)
         for process in self._processes.by_pid.values():
             process.drained = process.ended and probes.counted_ns > process.ended_ns
 

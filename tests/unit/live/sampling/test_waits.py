@@ -119,7 +119,7 @@ def first_met_ns(tid: int, pending: list[NDArray[np.void]]) -> int:
 def a_process(asleep: list[int], ended_ns: int = 0) -> SampledProcess:
     process = SimpleNamespace(
         pid=PID, asleep={tid: (tid + 100, 7) for tid in asleep}, asleep_until_ns=3, awake=set(), ended_ns=ended_ns,
-        python=None, quarantined=False,
+        python=None, quarantined=False, python_since_ns=0,
     )  # fmt: skip
     return cast(SampledProcess, process)
 
@@ -198,7 +198,12 @@ class Blocked:
         clock = SimpleNamespace(monotonic=lambda: self.now_s, monotonic_ns=lambda: int(self.now_s * 1e9))
         monkeypatch.setattr(waits_module, "time", clock)
         self.losses = Losses()
-        session: Any = SimpleNamespace(may_look_up=self.may_look_up, looking_up=self.looking_up, losses=self.losses)
+        session: Any = SimpleNamespace(
+            may_look_up=self.may_look_up,
+            has_time=lambda pid: self.may[pid] > 0,
+            looking_up=self.looking_up,
+            losses=self.losses,
+        )
         self.by_pid = {pid: a_process(()) for pid in owners}
         for pid, process in self.by_pid.items():
             process.pid, process.job = pid, Job(f"job {pid}", 1, owner=owners[pid])
@@ -232,30 +237,130 @@ class Blocked:
     def lost(self, pid: int) -> int:
         return self.losses.of(self.by_pid[pid].job).get("look_ups_over_share", 0)
 
+    def ongoing(self, *, final: bool = False) -> list[tuple[int, int, int]]:
+        """Process, stack and count of each row."""
+        rows = self.waits.ongoing(final=final)
+        return [(int(row["pid"]), int(row["stack"]), int(row["count"])) for row in rows]
 
-def test_threads_whose_owner_has_no_time_left_keep_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_threads_whose_owner_has_no_time_left_are_read_once_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are reported from when they began. They were without stacks for as long as they waited."""
+    monkeypatch.setattr(waits_module, "ONGOING_S", 100.0)
     blocked = Blocked(monkeypatch, {1: (1001, ""), 2: (1002, "")}, 3)
     blocked.may[1] = 0
+    assert blocked.ongoing() == [(2, 7, 1)] * 3
+    assert blocked.waits.behind
+    blocked.now_s += 10
+    blocked.may[1] = 100
     rows = blocked.waits.ongoing(final=False)
-    assert [(int(row["pid"]), int(row["stack"])) for row in rows] == [(1, 0)] * 3 + [(2, 7)] * 2
-    assert blocked.lost(1) == 3
-    assert blocked.lost(2) == 0
+    assert rows[rows["pid"] == 1]["stack"].tolist() == [7] * 3
+    assert rows[rows["pid"] == 1]["first_ns"].tolist() == [1] * 3
+    assert not blocked.waits.behind
+    assert not blocked.losses.totals.total()
+
+
+def test_threads_that_are_never_read_are_reported_without_a_stack_then_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 2)
+    monkeypatch.setattr(waits_module, "ONGOING_S", 100.0)
+    blocked.may[1] = 0
+    rows = []
+    for _ in range(5):
+        rows.append(blocked.ongoing())
+        blocked.now_s += 10
+    assert rows == [[], [], [], [(1, 0, 1)] * 2, [(1, 0, 0)] * 2]
+    assert blocked.lost(1) == 2, "each wait once"
+    blocked.may[1] = 100
+    for _ in range(3):
+        assert blocked.ongoing() == [(1, 7, 0)] * 2
+        blocked.now_s += 10
+    assert len(blocked.read) == 2, "read once"
+
+
+def test_nor_are_they_forgotten_for_lack_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1000)
+    blocked.dictionary.add(1, Stack((Frame("python", "n" * 5000, "f.py", 1),), "complete", "none"), (1001, ""))
+    assert blocked.ongoing() == []
+    blocked.dictionary.begin_anew((1001, ""))
+    blocked.now_s += 10
+    assert blocked.ongoing() == [(1, 7, 1)]
+
+
+def test_a_thread_that_could_not_be_read_when_it_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
+    tried: list[int] = []
+    monkeypatch.setattr(blocked.waits, "_read_blocked", lambda process, tid: tried.append(tid))
+    assert blocked.ongoing() == [(1, 0, 1)]
+    blocked.now_s += 10
+    assert blocked.ongoing() == [(1, 0, 0)]
+    assert len(tried) == 1
+    assert not blocked.losses.totals.total()
+
+
+def test_stacks_that_the_kernel_took_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 2)
+    blocked.off["stack"] = 5
+    assert blocked.ongoing() == [(1, 5, 1)] * 2
+    blocked.by_pid[1].python_since_ns = 100
+    blocked.now_s += 10
+    assert blocked.ongoing() == [(1, 5, 0)] * 2
+    assert not blocked.read, "what was reported keeps its stack"
 
 
 def test_waits_of_many_threads_are_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And lose nothing: they are reported later, from when they began."""
+    """And lose nothing: they are reported later, from when they began. A call takes half a second of all owners."""
     blocked = Blocked(monkeypatch, {1: (1001, ""), 2: (1001, ""), 3: (1002, "")}, 4)
     reported: list[int] = []
-    for turn in range(1, 5):
+    for turn in range(1, 13):
         rows = blocked.waits.ongoing(final=False)
         fresh = rows[rows["count"] == 1]
         assert (fresh["stack"] == 7).all()
         assert (fresh["first_ns"] == 1).all()
         reported += fresh["tid"].tolist()
-        assert len(blocked.read) == (4 * turn if turn <= 2 else 8 + 2 * (turn - 2)), "each owner's two"
-        blocked.now_s += 10
+        assert len(blocked.read) == turn, "one takes a second"
+        assert blocked.waits.behind == (turn < 12)
+        blocked.now_s += 1
     assert sorted(reported) == list(range(12))
     assert not blocked.losses.totals.total()
+    pids = [pid for pid, _ in blocked.read]
+    assert pids[:8] in ([1, 3, 2, 3] * 2, [3, 1, 3, 2] * 2), "users take turns, and processes of one"
+
+
+def test_a_user_s_containers_do_not_hold_the_loop_nor_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each container's own two seconds, eight of them held the loop for sixteen."""
+    blocked = Blocked(monkeypatch, {pid: (65534, f"ns{pid}") for pid in range(1, 65)} | {100: (1000, "")}, 3)
+    for _ in range(6):
+        begun_s = blocked.now_s
+        blocked.ongoing()
+        assert blocked.now_s <= begun_s + 1.0, "one thread's"
+    assert [pid for pid, _ in blocked.read].count(100) == 3
+    assert len({pid for pid, _ in blocked.read}) == 4, "each time another container"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_time_for_all_of_them_threads_are_reported_as_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    monkeypatch.setattr(waits_module, "ONGOING_S", 1e6)
+    blocked = Blocked(monkeypatch, {pid: (int(random.integers(3)), "") for pid in range(1, 6)}, 6)
+    expected: dict[tuple[int, int, int], list[int]] = {}
+    for _ in range(6):
+        for place in np.flatnonzero(random.random(len(blocked.off)) < 0.3).tolist():
+            blocked.off["since_ns"][place] = int((blocked.now_s - 3 * random.random()) * 1e9)
+            blocked.off["stack"][place] = random.integers(0, 2) * 5
+        now_ns, rows = int(blocked.now_s * 1e9), []
+        for one in blocked.off:
+            key = int(one["pid"]), int(one["tid"]), int(one["since_ns"])
+            reported_ns, stack = expected.get(key, (0, int(one["stack"]) or 7))
+            fresh = now_ns - key[2] - reported_ns
+            if fresh >= waits_module.WAITING_S * 1e9:
+                rows.append((*key[:2], stack, int(not reported_ns), fresh, key[2] + reported_ns, now_ns))
+                expected[key] = [reported_ns + fresh, stack]
+        names = ("pid", "tid", "stack", "count", "ns", "first_ns", "last_ns")
+        got = blocked.waits.ongoing(final=False)
+        assert [tuple(int(row[name]) for name in names) for row in got] == rows
+        blocked.now_s += 1
 
 
 def test_what_is_not_read_at_the_end_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
