@@ -17,9 +17,11 @@ from argus.model.shares import CONTAINERS
 from argus.model.stacks import Frame, Stack
 
 KEPT_STACKS, KEPT_BYTES = 16_384, 64 << 20
-"""Stacks remembered in all, some 2 KB each, twice; beyond either bound those of an owner with more than its part are
+"""Stacks remembered in all, some 2 KB each; beyond either bound those of an owner with more than its part are
 numbered and sent anew, which costs time and loses nothing. A job has some hundreds; one that compiles while it runs
 makes new ones all the time."""
+BEFORE = 1.5
+"""Of all owners' stacks of before, in times of ``KEPT_BYTES``: who has all the room and begins anew keeps them."""
 _NUMBER_BYTES, _STACK_BYTES, _FRAME_BYTES = 100, 300, 300
 """Of a number, a stack and a frame, without texts."""
 
@@ -59,7 +61,8 @@ class StackDictionary:
         """What the stacks take, about, without those of before."""
         self._of: dict[Owner, _Kept] = {}
         self._before: dict[Owner, _Kept] = {}
-        """What each had, before it was begun anew."""
+        """What each had, before it was begun anew; the newest last."""
+        self.before_nbytes = 0
         self._hot_lines: dict[int, str] = {}
         """Of the stacks that the live view has shown."""
         self._written: dict[tuple[str, int], set[int]] = {}
@@ -96,18 +99,39 @@ class StackDictionary:
 
     def begin_anew(self, owner: Owner) -> None:
         """Forgets an owner's stacks of long ago: a program that makes code all the time never stops making new ones.
-        Counts that are under way are still understood."""
+        Counts that are under way are still understood, unless all owners' are too much: then whose user has most of
+        what was forgotten loses its oldest."""
+        self._drop_before(owner)
         self._before[owner] = kept = self._of.pop(owner, _Kept())
         self.nbytes -= kept.nbytes
+        self.before_nbytes += kept.nbytes
+        if self.before_nbytes > BEFORE * KEPT_BYTES:
+            self._shrink_before()
         self._hot_lines.clear()
         for key in [key for key in self._written if self._owner_of.get(key) == owner]:
             del self._written[key], self._owner_of[key]
+
+    def _drop_before(self, owner: Owner) -> int:
+        """Forgets an owner's stacks of before. Returns their bytes."""
+        nbytes = self._before.pop(owner, _Kept()).nbytes
+        self.before_nbytes -= nbytes
+        return nbytes
+
+    def _shrink_before(self) -> None:
+        """Forgets stacks of before until there is room for the others."""
+        of_user: Tally[int] = Tally()
+        for (user, _), kept in self._before.items():
+            of_user[user] += kept.nbytes
+        while self.before_nbytes > BEFORE * KEPT_BYTES:
+            most = max(of_user, key=of_user.__getitem__)
+            oldest = next(owner for owner in self._before if owner[0] == most)
+            of_user[most] -= self._drop_before(oldest)
 
     def forget_gone(self, owners: Collection[Owner]) -> None:
         """Drops the stacks of all but these owners."""
         for gone in (self._of.keys() | self._before.keys()) - set(owners):
             self.nbytes -= self._of.pop(gone, _Kept()).nbytes
-            self._before.pop(gone, None)
+            self._drop_before(gone)
 
     def add(self, number: int, stack: Stack, owner: Owner) -> None:
         """Remembers an owner's stack. ``number``: the kernel's; of a stack that the kernel has none of, its own

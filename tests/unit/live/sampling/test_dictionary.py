@@ -77,6 +77,7 @@ def test_bytes_are_counted_as_they_come_and_go(seed: int) -> None:
         else:
             kept.forget_gone([owner])
         assert kept.nbytes == sum(one.nbytes for one in kept._of.values())
+        assert kept.before_nbytes == sum(one.nbytes for one in kept._before.values())
         for one in kept._of.values():
             frames = {frame for stack in one.stacks.values() for frame in stack.frames}
             assert len({id(frame) for stack in one.stacks.values() for frame in stack.frames}) == len(frames)
@@ -138,3 +139,53 @@ def test_a_user_in_many_containers_leaves_room_to_others(monkeypatch: pytest.Mon
     assert len(kept.full()) == 100
     kept.forget_gone([OTHER])
     assert list(kept._of) == [OTHER]
+
+
+def before_bytes(kept: StackDictionary) -> int:
+    return sum(one.nbytes for one in kept._before.values())
+
+
+def test_what_was_forgotten_is_bounded_of_all_owners_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One user with sixteen PID namespaces, one after the other, had a gigabyte."""
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1 << 20)
+    kept = StackDictionary()
+    kept.add(1, stack_of("train"), OTHER)
+    kept.begin_anew(OTHER)
+    for container in range(16):
+        owner = (65534, f"ns{container}")
+        fill(kept, owner, 50_000, 10_000 * container)
+        kept.begin_anew(owner)
+        assert before_bytes(kept) <= dictionary.BEFORE * (1 << 20)
+        assert kept.ids_of(np.array([10_000 * container + 1], np.uint64), owner)[0], "the newest is still understood"
+    assert kept.ids_of(np.array([1], np.uint64), OTHER)[0], "so is who has little"
+
+
+def test_who_has_all_the_room_keeps_what_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1 << 20)
+    kept = StackDictionary()
+    for turn in range(1, 4):
+        fill(kept, ME, 50_000, 1000 * turn)
+        assert kept.full() == [ME]
+        kept.begin_anew(ME)
+        assert kept.ids_of(np.array([1000 * turn + 1], np.uint64), ME)[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_what_was_forgotten_the_oldest_of_who_has_most_goes(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 100_000)
+    kept, plain = StackDictionary(), dict[Owner, int]()
+    owners = [(user, container) for user in (1, 2, 3) for container in "abc"]
+    for number in range(300):
+        owner = rng.choice(owners)
+        kept.add(number, stack_of(f"{number}" + "n" * rng.randrange(40_000)), owner)
+        nbytes = kept._of[owner].nbytes
+        if rng.random() < 0.7:
+            kept.begin_anew(owner)
+            plain.pop(owner, None)
+            plain[owner] = nbytes
+            while sum(plain.values()) > 150_000:
+                users = {user: sum(size for one, size in plain.items() if one[0] == user) for user, _ in plain}
+                most = max(users, key=users.__getitem__)
+                del plain[next(one for one in plain if one[0] == most)]
+        assert {one: before.nbytes for one, before in kept._before.items()} == plain
