@@ -27,7 +27,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_was_not_asked_about_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_who_remembers_most_forgets_it(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(process, "REMEMBERED_BYTES", 100)
     sessions: Any = process._Sessions()
@@ -47,13 +47,26 @@ def test_who_was_not_asked_about_for_longest_is_forgotten(monkeypatch: pytest.Mo
         plain[number] = sessions[number].nbytes
         plain[number] = plain.pop(number)
         sessions.used(number)
-        for other in plain:
-            if sum(plain.values()) <= 100:
-                break
-            plain[other] = 0
+        while sum(plain.values()) > 100:
+            plain[next(one for one, nbytes in plain.items() if nbytes == max(plain.values()))] = 0
         assert {one: session.nbytes for one, session in sessions.items()} == plain
         assert sessions.nbytes == sum(plain.values()) <= 100
     sessions.let_go(99)
+
+
+def test_processes_that_remember_much_have_no_others_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine of them had all others' code forgotten at every poll, and with it what the kernel had sent."""
+    monkeypatch.setattr(process, "REMEMBERED_BYTES", 1000)
+    sessions: Any = process._Sessions()
+    small, large = range(8), range(100, 112)
+    for number in (*small, *large):
+        sessions[number] = Asked()
+    for _ in range(5):
+        for number in (*small, *large):
+            sessions[number].nbytes = 4 if number in small else 116
+            sessions.used(number)
+            assert sessions.nbytes <= 1000
+        assert all(sessions[number].nbytes for number in small)
 
 
 def test_frames_that_are_remembered_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,8 @@ class _Session:
 
 
 class _Sessions(dict[int, _Session]):
-    """By number, those that were asked about last at the end. What they remember is bounded in all."""
+    """By number, those that were asked about last at the end. What they remember is bounded in all: whoever remembers
+    most forgets it, so that who remembers little keeps it whatever others have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,15 +211,14 @@ class _Sessions(dict[int, _Session]):
         self._counted: dict[int, int] = {}
 
     def used(self, number: int) -> None:
-        """A session has answered: those that were not asked for longest forget what they remember, if it is too much
-        in all."""
+        """A session has answered: those that remember most forget it, if it is too much in all; of several, the one
+        that was not asked for longest."""
         self[number] = self.pop(number)
         self._count(number, self[number].nbytes)
-        for other in list(self) if self.nbytes > REMEMBERED_BYTES else ():
-            if self.nbytes <= REMEMBERED_BYTES:
-                break
-            self[other].forget()
-            self._count(other, 0)
+        while self.nbytes > REMEMBERED_BYTES:
+            most = max(self, key=lambda other: self._counted.get(other, 0))
+            self[most].forget()
+            self._count(most, 0)
 
     def let_go(self, number: int) -> None:
         """Closes a session, if there is one of that number."""
