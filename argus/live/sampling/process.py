@@ -31,6 +31,7 @@ class SampledProcess:
         asleep: Threads that have not run since the process was first seen, so that no switch reported their wait:
             (stack, ``what``).
         asleep_until_ns: Until when these waits were reported.
+        unread: Threads that are like these, but were not read yet: since when their waits are to be reported.
         awake: Threads that have run since.
         ran: Whether it may have run since all of it was read: what has not run has not changed.
         since: When it was first seen, ``time.monotonic()``.
@@ -60,6 +61,7 @@ class SampledProcess:
     names: dict[int, str] = field(default_factory=dict)
     asleep: dict[int, tuple[int, int]] = field(default_factory=dict)
     asleep_until_ns: int = 0
+    unread: dict[int, int] = field(default_factory=dict)
     awake: set[int] = field(default_factory=set)
     ran: bool = True
     placed: set[int] = field(default_factory=set)

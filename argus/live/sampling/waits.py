@@ -25,8 +25,8 @@ WAITING_S = 2.0
 """A thread that has been off the CPU for so long is reported while it waits, whenever counts become rows."""
 
 HELD_S = 2.0
-"""So long threads of a process that slept when Argus came are read in one call: a thread takes some milliseconds. The
-others are read in the next one."""
+"""So long threads that slept when Argus came are read in one turn, of all processes; users have equal parts. A thread
+takes some milliseconds."""
 
 ONGOING_S, AT_THE_END_S = 0.5, 2.0
 """So long threads are read in a call for waits that go on, of all owners together; and when nothing comes after it."""
@@ -83,6 +83,9 @@ class Waits:
         """Processes and threads that the kernel had off the CPU when it was last asked."""
         self._put_off: dict[tuple[int, int, int], int] = {}
         """Waits of these that are not reported yet, since their threads are still to be read: since when."""
+        self._asleep_s: dict[int, float] = {}
+        """Of users with processes: how long threads of theirs that slept when Argus came were read in this turn."""
+        self._last = False
         self._turn = 0
         self._served: dict[Hashable, int] = {}
         """Users, containers and processes: the last turn in which a thread of theirs was read."""
@@ -213,13 +216,6 @@ class Waits:
             blocked = self._read_blocked(process, tid)
         return 0 if blocked is None else blocked[0]
 
-    def _may_read(self, process: SampledProcess) -> bool:
-        """Whether a further thread of a process may be read now; what may not is counted."""
-        if self._dictionary.has_room(process.job.owner):
-            return self._session.may_look_up(process.pid)
-        self._count_unread(process)
-        return False
-
     def _count_unread(self, process: SampledProcess) -> None:
         self._session.losses.count("look_ups_over_share", Whom(process.job))
 
@@ -262,10 +258,35 @@ class Waits:
 
     # ---- waits that had begun when Argus came
 
+    def begin_turn(self, *, final: bool = False) -> list[SampledProcess]:
+        """Before ``asleep`` is called for processes: there is time for them again.
+
+        Args:
+            final: Nothing comes after it: what is not read is lost, and counted.
+
+        Returns:
+            All processes: those of whose user, container, and themselves threads were read longest ago come first.
+        """
+        self._last = final
+        processes = list(self._processes.by_pid.values())
+        self._asleep_s = {process.job.owner[0]: 0.0 for process in processes}
+        return sorted(
+            processes,
+            key=lambda one: [self._served.get(place, 0) for place in _places(one.job.owner, one.pid)],
+        )
+
+    def _may_read_asleep(self, process: SampledProcess) -> bool:
+        """Whether there is time, and room, for a further thread of a process in this turn."""
+        if not self._dictionary.has_room(process.job.owner) or not self._session.has_time(process.pid):
+            return False
+        held_s = self._asleep_s.get(process.job.owner[0], 0.0)
+        return held_s < HELD_S / max(len(self._asleep_s), 1) and sum(self._asleep_s.values()) < HELD_S
+
     def asleep(
         self, process: SampledProcess, usage: NDArray[np.void], pending: Sequence[NDArray[np.void]]
     ) -> NDArray[np.void]:
         """Rows for threads that were off the CPU when Argus came, and have been since: those of a job that hangs.
+        Threads that there is no time to read now are reported later, from when they began.
 
         Args:
             process: A process.
@@ -278,26 +299,32 @@ class Waits:
         with self._session.looking_up(process.pid):
             ran, waits = self._awake(process, usage, pending)
         states: dict[int, int] | None = None
-        begun = time.monotonic()
+        may_read = True
         for one in usage[~ran]:
             tid = int(one["tid"])
             if tid in process.awake or (process.pid, tid) in self._off:
                 continue
-            blocked = process.asleep.get(tid)
+            blocked, since_ns = process.asleep.get(tid), int(one["begin_ns"])
             if blocked is None:
-                if time.monotonic() > begun + HELD_S:
-                    self._count_unread(process)
+                may_read = may_read and self._may_read_asleep(process)
+                if not may_read:
+                    if self._last:
+                        self._count_unread(process)
+                    process.unread.setdefault(tid, since_ns)
                     continue
-                if not self._may_read(process):
-                    continue
+                since_ns = process.unread.pop(tid, since_ns)
+                begun = time.monotonic()
                 with self._session.looking_up(process.pid):
                     if states is None and process.python is not None:
                         states = process.python.thread_states()
                     blocked = self._read_blocked(process, tid, states)
+                user = process.job.owner[0]
+                self._asleep_s[user] = self._asleep_s.get(user, 0.0) + time.monotonic() - begun
+                self._note_served(process)
                 if blocked is None:
                     continue
                 process.asleep[tid] = blocked
-            waits.append((tid, blocked, int(one["begin_ns"]), int(one["end_ns"])))
+            waits.append((tid, blocked, since_ns, int(one["end_ns"])))
         process.asleep_until_ns = int(usage["end_ns"].max())
         return _rows(process, waits)
 
@@ -307,6 +334,11 @@ class Waits:
         """Which threads have run, and the ends of waits of those that have woken or ended."""
         ran = np.logical_or.reduce([usage[name] > 0 for name in SIGNS_OF_LIFE])
         process.awake.update(usage["tid"][ran].tolist())
+        if process.unread:
+            asleep = set(usage["tid"][~ran].tolist())
+            for tid in process.unread.keys() - asleep:
+                del process.unread[tid]
+                self._count_unread(process)
         waits: list[_Wait] = []
         woken = usage[ran & np.isin(usage["tid"], list(process.asleep))]
         ended = process.asleep.keys() - set(usage["tid"].tolist())
@@ -325,6 +357,9 @@ class Waits:
 
     def asleep_until_the_end(self, process: SampledProcess, pending: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
         """The same of a process that has ended: they waited until they were met, ending, or until then."""
+        for _ in process.unread:
+            self._count_unread(process)
+        process.unread.clear()
         met_ns = _first_met_ns(process, process.asleep, pending)
         until = {tid: met_ns.get(tid) or process.ended_ns for tid in process.asleep}
         since_ns = process.asleep_until_ns

@@ -259,7 +259,10 @@ class StackSide(Side):
             if self.not_started:
                 self._processes.write_not_started(self._session.jobs)
             return
-        for process in self._processes.find(self._session.jobs, now + SLACK_S):
+        found = self._processes.find(self._session.jobs, now + SLACK_S)
+        if found:
+            self._waits.begin_turn()
+        for process in found:
             self._poll_s, self._poll_due = POLL_S, 0.0
             self._soon_rows(time.monotonic())
             self._read_threads(process, with_names=True)
@@ -307,7 +310,7 @@ class StackSide(Side):
         if with_names:
             self._names_due = now + NAMES_S - 2 * SLACK_S  # with every other rows, or with all
         self._processes.begin_listing()
-        for process in self._processes.by_pid.values():
+        for process in self._waits.begin_turn(final=final):
             self._read_threads(process, with_names=with_names)
         for (owner, counter), number in self._programs.probes.owners.take_refused().items():
             self._session.losses.count(counter, Whom(None, owner), number=number)

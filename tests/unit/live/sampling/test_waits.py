@@ -119,7 +119,7 @@ def first_met_ns(tid: int, pending: list[NDArray[np.void]]) -> int:
 def a_process(asleep: list[int], ended_ns: int = 0) -> SampledProcess:
     process = SimpleNamespace(
         pid=PID, asleep={tid: (tid + 100, 7) for tid in asleep}, asleep_until_ns=3, awake=set(), ended_ns=ended_ns,
-        python=None, quarantined=False, python_since_ns=0,
+        python=None, unread={}, quarantined=False, python_since_ns=0,
     )  # fmt: skip
     return cast(SampledProcess, process)
 
@@ -370,27 +370,70 @@ def test_what_is_not_read_at_the_end_is_counted(monkeypatch: pytest.MonkeyPatch)
     assert blocked.lost(1) == 3
 
 
-def asleep_now(blocked: Blocked, pid: int, threads: int) -> NDArray[np.void]:
+def asleep_now(
+    blocked: Blocked, pid: int, threads: int, begin_ns: int = 10, *, final: bool = False
+) -> NDArray[np.void]:
     usage = np.zeros(threads, records.THREAD_USAGE)
     usage["pid"], usage["tid"] = pid, np.arange(threads)
-    usage["begin_ns"], usage["end_ns"] = 10, 20
+    usage["begin_ns"], usage["end_ns"] = begin_ns, begin_ns + 10
+    blocked.waits.begin_turn(final=final)
     return blocked.waits.asleep(blocked.by_pid[pid], usage, [])
 
 
 def test_before_each_thread_its_owner_s_time_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits_module, "HELD_S", 100.0)
     blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
     blocked.may[1] = 2
     assert asleep_now(blocked, 1, 40)["tid"].tolist() == [0, 1]
-    assert blocked.lost(1) == 38
+    assert len(blocked.read) == 2
     blocked.may[1] = 100
-    assert len(asleep_now(blocked, 1, 4)) == 4, "they are read once there is time"
+    rows = asleep_now(blocked, 1, 4, 20)
+    assert rows["first_ns"].tolist() == [20, 20, 10, 10], "from when they began"
+    assert rows["ns"].tolist() == [10, 10, 20, 20]
     assert blocked.read == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert blocked.lost(1) == 36, "those that have ended unread"
 
 
 def test_threads_of_a_process_do_not_hold_the_loop_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anything lost if they go on: a job that is alone had its waits counted as lost."""
     blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
-    assert len(asleep_now(blocked, 1, 40)) == 3
-    assert blocked.lost(1) == 37
+    for turn in range(1, 21):
+        rows = asleep_now(blocked, 1, 40, 10 * turn)
+        assert len(blocked.read) == 2 * turn
+        assert len(rows) == 2 * turn
+        assert rows["first_ns"].tolist()[-2:] == [10, 10]
+    assert not blocked.lost(1)
+
+
+def test_what_slept_and_was_never_read_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, ""), 2: (1002, ""), 3: (1003, "")}, 1)
+    monkeypatch.setattr(waits_module, "HELD_S", 0.0)
+    usage = np.zeros(3, records.THREAD_USAGE)
+    usage["tid"], usage["begin_ns"], usage["end_ns"] = np.arange(3), 10, 20
+    for pid in (1, 2):
+        asleep_now(blocked, pid, 3)
+    usage["cpu_ns"][1] = 1
+    blocked.waits.asleep(blocked.by_pid[1], usage[:2], [])
+    assert blocked.lost(1) == 2, "one has woken, one has ended"
+    blocked.waits.asleep_until_the_end(blocked.by_pid[2], [])
+    assert blocked.lost(2) == 3
+    asleep_now(blocked, 3, 3, final=True)
+    assert blocked.lost(3) == 3
+
+
+def test_nor_do_those_of_all_processes_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process had two seconds of its own. Users take turns, and their processes."""
+    owners = {pid: (65534, f"ns{pid}") for pid in range(1, 9)} | {100 + pid: (1000, "") for pid in range(4)}
+    blocked = Blocked(monkeypatch, owners, 1)
+    usage = np.zeros(5, records.THREAD_USAGE)
+    usage["tid"], usage["begin_ns"], usage["end_ns"] = np.arange(5), 10, 20
+    for _ in range(4):
+        begun_s = blocked.now_s
+        for process in blocked.waits.begin_turn():
+            blocked.waits.asleep(process, usage, [])
+        assert blocked.now_s - begun_s == 2
+    pids = [pid for pid, _ in blocked.read]
+    assert sorted(pids) == [1, 2, 3, 4, 100, 101, 102, 103]
 
 
 def test_nothing_is_read_for_which_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,5 +442,6 @@ def test_nothing_is_read_for_which_there_is_no_room(monkeypatch: pytest.MonkeyPa
     stack = Stack((Frame("python", "n" * 5000, "f.py", 1),), "complete", "none")
     blocked.dictionary.add(1, stack, (1001, ""))
     assert not len(asleep_now(blocked, 1, 4))
-    assert blocked.lost(1) == 4
     assert not blocked.read
+    blocked.waits.asleep_until_the_end(blocked.by_pid[1], [])
+    assert blocked.lost(1) == 4
