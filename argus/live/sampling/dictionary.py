@@ -20,6 +20,8 @@ KEPT_STACKS, KEPT_BYTES = 16_384, 64 << 20
 """Stacks remembered in all, some 2 KB each; beyond either bound those of an owner with more than its part are
 numbered and sent anew, which costs time and loses nothing. A job has some hundreds; one that compiles while it runs
 makes new ones all the time."""
+STACKS_OF_PROCESS = 512
+"""So many of each process are remembered, if that is more: the kernel numbers each process's stacks apart."""
 BEFORE = 1.5
 """Of all owners' stacks of before, in times of ``KEPT_BYTES``: who has all the room and begins anew keeps them."""
 _NUMBER_BYTES, _STACK_BYTES, _FRAME_BYTES = 100, 300, 300
@@ -53,6 +55,11 @@ class _Kept:
         return nbytes
 
 
+def _most(processes: int) -> int:
+    """Numbers of stacks that are remembered in all."""
+    return max(KEPT_STACKS, STACKS_OF_PROCESS * processes)
+
+
 class StackDictionary:
     """The stacks of a session by their owners, and which of them each job's table has."""
 
@@ -72,17 +79,17 @@ class StackDictionary:
     def __len__(self) -> int:
         return sum(len(kept.ids) for kept in self._of.values())
 
-    def full(self) -> list[Owner]:
-        """Owners for whom it is time to ``begin_anew``."""
-        many, much = len(self) > KEPT_STACKS, self.nbytes > KEPT_BYTES
+    def full(self, processes: int = 0) -> list[Owner]:
+        """Owners for whom it is time to ``begin_anew``. ``processes``: so many have stacks."""
+        most = _most(processes)
+        many, much = len(self) > most, self.nbytes > KEPT_BYTES
         if not many and not much:
             return []
         parts = self._parts()
         return [
             owner
             for owner, kept in self._of.items()
-            if (many and len(kept.ids) > parts[owner] * KEPT_STACKS)
-            or (much and kept.nbytes > parts[owner] * KEPT_BYTES)
+            if (many and len(kept.ids) > parts[owner] * most) or (much and kept.nbytes > parts[owner] * KEPT_BYTES)
         ]
 
     def has_room(self, owner: Owner) -> bool:
@@ -97,10 +104,17 @@ class StackDictionary:
         total = sum(weights.values())
         return {owner: weight / total for owner, weight in weights.items()}
 
-    def begin_anew(self, owner: Owner) -> None:
+    def begin_anew(self, owner: Owner, asked_for: Iterable[int] = ()) -> None:
         """Forgets an owner's stacks of long ago: a program that makes code all the time never stops making new ones.
         Counts that are under way are still understood, unless all owners' are too much: then whose user has most of
-        what was forgotten loses its oldest."""
+        what was forgotten loses its oldest.
+
+        Args:
+            owner: Whose.
+            asked_for: Numbers that rows to come have, of threads that wait for long: their stacks are kept, up to half
+                of the owner's part, those that come first.
+        """
+        carried = self._carried(owner, asked_for)
         self._drop_before(owner)
         self._before[owner] = kept = self._of.pop(owner, _Kept())
         self.nbytes -= kept.nbytes
@@ -110,6 +124,25 @@ class StackDictionary:
         self._hot_lines.clear()
         for key in [key for key in self._written if self._owner_of.get(key) == owner]:
             del self._written[key], self._owner_of[key]
+        for number, stack in carried:
+            self.add(number, stack, owner)
+
+    def _carried(self, owner: Owner, numbers: Iterable[int]) -> list[tuple[int, Stack]]:
+        """Numbers and stacks that stay when an owner's are begun anew."""
+        part = self._parts().get(owner, 0.0) / 2
+        both = [kept for of in (self._of, self._before) if (kept := of.get(owner)) is not None]
+        carried, taken = list[tuple[int, Stack]](), _Kept()
+        for number in dict.fromkeys(numbers):
+            kept = next((one for one in both if number in one.ids), None)
+            stack = kept.stacks.get(kept.ids[number]) if kept is not None else None
+            if stack is None:
+                continue
+            taken.nbytes += _NUMBER_BYTES
+            taken.keep(stack)
+            if taken.nbytes > part * KEPT_BYTES or len(carried) >= part * KEPT_STACKS:
+                break
+            carried.append((number, stack))
+        return carried
 
     def _drop_before(self, owner: Owner) -> int:
         """Forgets an owner's stacks of before. Returns their bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from argus.capture.blocked import assemble
 from argus.capture.reader.remote import RemoteResolver, RemoteSymbols
@@ -38,10 +38,15 @@ class Symbolizer:
         self._dictionary = dictionary
         self._session = session
 
-    def feed(self, drained: Drained) -> None:
-        """Adds code objects and stacks that are new to the dictionary."""
-        if full := self._dictionary.full():
-            self._begin_dictionary(full, self._processes.by_pid.values())
+    def feed(self, drained: Drained, asked_for: Callable[[], Mapping[Owner, Sequence[int]]] = dict) -> None:
+        """Adds code objects and stacks that are new to the dictionary.
+
+        Args:
+            drained: What was fetched.
+            asked_for: Of owners, the kernel's numbers of stacks that rows to come have (``Waits.asked_for``).
+        """
+        if full := self._dictionary.full(len(self._processes.by_pid)):
+            self._begin_dictionary(full, self._processes.by_pid.values(), asked_for())
         for pid, record in drained.codes:
             process = self._processes.by_pid.get(pid)
             if process is not None and process.resolver is not None and not process.quarantined:
@@ -57,10 +62,15 @@ class Symbolizer:
             ):
                 self._symbolize(process, raw)
 
-    def _begin_dictionary(self, full: Collection[Owner], processes: Collection[SampledProcess]) -> None:
+    def _begin_dictionary(
+        self,
+        full: Collection[Owner],
+        processes: Collection[SampledProcess],
+        asked_for: Mapping[Owner, Sequence[int]],
+    ) -> None:
         """Begins the stacks of these owners anew."""
         for owner in full:
-            self._dictionary.begin_anew(owner)
+            self._dictionary.begin_anew(owner, asked_for.get(owner, ()))
         for process in processes:
             if process.job.owner in full:
                 process.asleep.clear()

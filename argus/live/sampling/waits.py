@@ -95,6 +95,15 @@ class Waits:
         """Whether ``ongoing`` has left something for its next call, which should be soon."""
         return bool(self._put_off)
 
+    def asked_for(self) -> dict[Owner, list[int]]:
+        """Of owners: the stacks of waits that were reported and go on; their next rows have them, too."""
+        numbers: dict[Owner, list[int]] = {}
+        for (pid, _, _), wait in self._reported.items():
+            process = self._processes.by_pid.get(pid)
+            if process is not None and wait.stack and wait.over_ns is None:
+                numbers.setdefault(process.job.owner, []).append(wait.stack)
+        return numbers
+
     # ---- waits whose begin the kernel has seen
 
     def ongoing(self, *, final: bool) -> NDArray[np.void]:

@@ -232,7 +232,7 @@ class StackSide(Side):
             self._waiting_due = float("inf")  # until there are rows
             self._keep(self._waits.ongoing(final=final))
         drained = probes.drain(final=final)
-        self._symbolizer.feed(drained)
+        self._symbolizer.feed(drained, self._waits.asked_for)
         if len(drained.counts):
             self._counts.append(self._waits.without_reported(drained.counts))
         if len(drained.pauses):

@@ -189,3 +189,44 @@ def test_of_what_was_forgotten_the_oldest_of_who_has_most_goes(monkeypatch: pyte
                 most = max(users, key=users.__getitem__)
                 del plain[next(one for one in plain if one[0] == most)]
         assert {one: before.nbytes for one, before in kept._before.items()} == plain
+
+
+def test_stacks_that_rows_to_come_have_stay_however_often_they_are_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hangs has its number from before. After two renewals its rows had no stack."""
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1 << 20)
+    kept, hangs = StackDictionary(), stack_of("hangs")
+    kept.add(5, hangs, ME)
+    for turn in range(1, 5):
+        fill(kept, ME, 50_000, 100 * turn)
+        kept.begin_anew(ME, [5, 99_999])
+        assert kept.ids_of(np.array([5], np.uint64), ME).tolist() == [hangs.id]
+        assert kept.get(hangs.id, ME) == hangs
+        assert kept.nbytes < 2000
+    kept.begin_anew(ME)
+    kept.begin_anew(ME)
+    assert kept.ids_of(np.array([5], np.uint64), ME).tolist() == [0], "nobody asks for it any more"
+
+
+def test_what_stays_is_half_of_an_owner_s_part_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or there would be no room, and it would be begun anew all the time."""
+    monkeypatch.setattr(dictionary, "KEPT_BYTES", 1 << 20)
+    kept = StackDictionary()
+    kept.add(1, stack_of("f"), OTHER)
+    fill(kept, ME, 20_000, 100)
+    kept.begin_anew(ME, range(101, 10_000))
+    assert kept.ids_of(np.array([101], np.uint64), ME)[0]
+    assert (1 << 17) < kept._of[ME].nbytes <= 1 << 18
+    assert not kept.full()
+    assert kept.has_room(ME)
+    monkeypatch.setattr(dictionary, "KEPT_STACKS", 20)
+    kept.begin_anew(ME, range(101, 10_000))
+    assert len(kept._of[ME].ids) == 5
+
+
+def test_many_processes_may_have_more_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 ranks with 300 each were begun anew at every poll."""
+    kept = StackDictionary()
+    for number in range(dictionary.KEPT_STACKS + 1):
+        kept.add(number, stack_of(f"f{number % 300}"), ME)
+    assert kept.full() == kept.full(32) == [ME]
+    assert kept.full(33) == []

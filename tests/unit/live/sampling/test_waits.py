@@ -445,3 +445,13 @@ def test_nothing_is_read_for_which_there_is_no_room(monkeypatch: pytest.MonkeyPa
     assert not blocked.read
     blocked.waits.asleep_until_the_end(blocked.by_pid[1], [])
     assert blocked.lost(1) == 4
+
+
+def test_stacks_of_waits_that_go_on_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, {1: (1001, ""), 2: (1002, "")}, 2)
+    blocked.off["stack"] = [11, 12, 13, 14]
+    blocked.waits.ongoing(final=False)
+    assert blocked.waits.asked_for() == {(1001, ""): [11, 12], (1002, ""): [13, 14]}
+    blocked.off, blocked.now_s = blocked.off[1:], blocked.now_s + 10
+    blocked.waits.ongoing(final=False)
+    assert blocked.waits.asked_for() == {(1001, ""): [12], (1002, ""): [13, 14]}

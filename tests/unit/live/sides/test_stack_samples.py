@@ -345,6 +345,7 @@ def test_a_dictionary_that_begins_anew_loses_nothing(session: Session, monkeypat
     session.go()
     # Other threads of this process, which wait, have stacks as well.
     monkeypatch.setattr(dictionary, "KEPT_STACKS", len(session.side._dictionary) + 2)
+    monkeypatch.setattr(dictionary, "STACKS_OF_PROCESS", 1)
     for number, function in ((41, "getppid"), (42, "getuid"), (43, "getgid")):
         session.sampler.stack(number, function)
     session.sampler.row(41)
