@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from argus.capture import blocked
 from argus.capture.blocked import assemble, stack_bytes
-from argus.capture.bounded import text_bytes
+from argus.capture.bounded import Bounded, text_bytes
+from argus.capture.process.symbols import NativeFrame
 from argus.capture.python import code, interpreter, layouts
 from argus.capture.python.code import CHAIN_BYTES, CHAIN_FRAMES, CodeResolver
 from argus.capture.reader import remote
 from argus.model.records import FRAME, STACK_PYTHON, STACK_PYTHON_CUT
-from argus.model.stacks import CUT
+from argus.model.stacks import CUT, Stack
 
 WIDE = "\U0001f600" + "n" * 4094
 """As long as a name is kept, and each character takes four bytes."""
@@ -121,3 +123,20 @@ def test_what_is_kept_of_whole_stacks_counts_their_names(monkeypatch: pytest.Mon
     held = {id(frame) for chain, _ in process.resolver._chains.values() for frame in chain}
     assert len(held) * 2 * text_bytes(WIDE) <= 2 * code.MAX_CHAIN_BYTES
     assert process.resolver._chains
+
+
+def test_a_stack_that_is_kept_takes_about_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took twice as much: it is kept with the frames that it was made of."""
+    kept = Bounded[tuple[code.Chain, tuple[NativeFrame, ...], bool, int], Stack](8192, 64 << 20)
+    monkeypatch.setattr(blocked, "_merged_stacks", kept)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(100):
+            frames = tuple(code.PythonFrame(f"{number}.{at}", "", 1000 + at) for at in range(256))
+            blocked._merged(code.Chain(frames, (False,) * 256), (), False, STACK_PYTHON)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == 100
+    assert taken / 1.1 < kept.nbytes < 2 * taken
