@@ -109,7 +109,8 @@ SENTENCES = {
     "groups_over_share": "{n} process group[s] of PyTorch that became [another|others] while in use: [its|their] "
     "process or user has too many",
     "last_steps_over_share": "the last steps of a job were left out: its owner's jobs take long",
-    "environments_over_share": "the environment of {n} rank[s] not read: too many were new when the trace ended",
+    "environments_over_share": "the environment of {n} rank[s] not read: too many were new when [it|they] "
+    "or the trace ended",
     "step_calls_over_share": "{n} call[s] in no step: ranks of one user or container had too many that were in none",
     "processes_over_share": "{n} new process[es] of one user or container not traced, or late: they came too fast",
     "files_over_share": "{n} file[s] not probed, or late: too many of one user or container had no probes yet",

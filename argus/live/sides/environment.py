@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class EnvironmentSide(Side):
         self._node_since = 0.0
         self._reads: dict[int, tuple[float, int, dict[str, str]]] = {}
         """Of live ranks, by PID: when they were first seen, how often they were read, what was found."""
+        self._unread: dict[int, Job] = {}
+        """Of live ranks that were never read, by PID."""
         self._turn = 0
         self._served: dict[Hashable, int] = {}
         """Users, containers and jobs: the last turn in which a rank of theirs was read."""
@@ -60,6 +62,7 @@ class EnvironmentSide(Side):
             return
         live = {member.target.pid: (job, member) for job in self._session.jobs for member in self._alive(job)}
         self._reads = {pid: read for pid, read in self._reads.items() if pid in live}
+        self._count_ended(live)
         due = []
         for pid, (job, member) in live.items():
             since, times, _ = self._reads.get(pid, (now, 0, {}))
@@ -67,11 +70,19 @@ class EnvironmentSide(Side):
                 due.append((job, member))
         for job, member in self._in_turns(due, AT_ONCE):
             self._read(job, member, now)
+        self._unread = {pid: job for pid, (job, _) in live.items() if pid not in self._reads}
+
+    def _count_ended(self, live: Collection[int]) -> None:
+        """Counts ranks that have ended before it was their turn."""
+        for pid, job in self._unread.items():
+            if pid not in live:
+                self._session.losses.count("environments_over_share", Whom(job))
 
     def stop(self) -> None:
         """Reads processes that the trace leaves young: they may have loaded their libraries since."""
         if self._node is None:
             return
+        self._count_ended({member.target.pid for job in self._session.jobs for member in self._alive(job)})
         young = [
             (job, member)
             for job in self._session.jobs

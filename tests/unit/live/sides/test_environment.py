@@ -143,6 +143,20 @@ def test_at_the_end_owners_take_turns_and_who_was_never_read_is_counted(monkeypa
     assert session.losses.of(ranks.busy) == {"environments_over_share": 12}
 
 
+def test_ranks_that_end_before_their_turn_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = TwoJobs(monkeypatch, 0)
+    session = ranks.side._session
+    for turn in range(3):
+        ranks.add(environment.AT_ONCE + 3)
+        ranks.side.look(turn * 0.5)
+        assert session.losses.of(ranks.busy).get("environments_over_share", 0) == 3 * turn
+    for member in ranks.busy.members.values():
+        member.state = "exited"
+    ranks.side.stop()
+    assert session.losses.of(ranks.busy) == {"environments_over_share": 9}
+    assert not any(session.losses.of(ranks.job).values())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_job_alone_is_read_in_the_order_of_its_ranks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """As if there were no turns."""
