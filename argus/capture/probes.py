@@ -169,6 +169,22 @@ class Window:
         self.closing.wait(PATIENCE_S)
 
 
+class _PulseLinks(list[int]):
+    """Links that hold a file's probes of the pulse.
+
+    Attributes:
+        points: Where these stand: programs, with file offsets and cookies.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: dict[str, list[tuple[int, int]]] = {}
+
+
+def _points_of(links: list[int] | None) -> dict[str, list[tuple[int, int]]] | None:
+    return links.points if isinstance(links, _PulseLinks) else None
+
+
 class TracedProcesses:
     """Which processes' calls are let through: the part of ``Probes`` that is about them.
 
@@ -271,7 +287,36 @@ class TracedProcesses:
             self.owners.count_rooms()
 
 
-class Probes(TracedProcesses):
+class Counts:
+    """What the kernel side counted: the part of ``Probes`` that is about that."""
+
+    _module: Module
+
+    def run_times(self) -> dict[str, tuple[int, int]]:
+        """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
+        return self._module.run_times()
+
+    def counters(self) -> dict[Counter, int]:
+        """What the kernel side counted so far, summed over CPUs."""
+        table = self._module["counters"]
+        return {counter: table.total(counter) for counter in Counter} | {Counter.HITS: int(self._hits().sum())}
+
+    def hits(self) -> NDArray[np.int64]:
+        """Calls of each function by traced processes so far, those inside others included: shape (256,), by the call's
+        number."""
+        return self._hits()[:256]
+
+    def _hits(self) -> NDArray[np.int64]:
+        """The same, followed by returns of those whose exits make marks: shape (512,)."""
+        table = np.frombuffer(self._module["hits_of"].get(0) or bytes(4096), "<i8").reshape(-1, 512)
+        return np.asarray(table.sum(axis=0), np.int64)
+
+    def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
+        """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""
+        return in_progress(self._module)
+
+
+class Probes(TracedProcesses, Counts):
     """The BPF programs and maps of one tracing session.
 
     Args:
@@ -659,19 +704,22 @@ class Probes(TracedProcesses):
         """Numbers of the calls that are probed throughout, at their entries, whatever becomes of their subjects."""
         return self._pulse
 
-    def set_pulse(self, chosen: Iterable[int]) -> None:
+    def set_pulse(self, chosen: Iterable[int]) -> list[Attachment]:
         """Probes the entries of these functions from now on, and no longer those of before. Those whose subjects are
-        probed throughout are left to them: call it again when that changes."""
+        probed throughout are left to them: call it again when that changes. Probes that stand where they are to stand
+        stay. Returns the other files that had some or get some: not all calls were seen meanwhile."""
         with self._lock:
-            files = list(self.attachments)
-            pulses: list[tuple[Attachment, Links]]
-            pulses = [(each, (links, [])) for each in files if (links := self._pulse_links.get(id(each)))]
-            self._pulse_links, self._pulse = {}, frozenset(chosen)
+            files, before = list(self.attachments), self._pulse_links
+            self._pulse = frozenset(chosen)
+            stay = [each for each in files if _points_of(before.get(id(each))) == self._pulse_points(each)]
+            self._pulse_links = {id(each): before[id(each)] for each in stay}
             self.pulse_turn += 1
-        self._close_soon(pulses)
-        for attachment in self._patience.begin(files):
+        changed = [each for each in files if id(each) not in self._pulse_links]
+        self._close_soon([(each, (links, [])) for each in changed if (links := before.get(id(each)))])
+        for attachment in self._patience.begin(changed):
             with contextlib.suppress(TimeoutError):  # ``LateProbes`` goes on
                 self.take_pulse(attachment, self.pulse_of(attachment), self.pulse_turn)
+        return [each for each in changed if before.get(id(each)) or self._pulse_points(each)]
 
     def pulse_of(self, attachment: Attachment, *, in_time: bool = True) -> list[int]:
         """Links that hold the probes of ``pulse`` on a file. They are the caller's to keep.
@@ -679,11 +727,12 @@ class Probes(TracedProcesses):
         Raises:
             TimeoutError: The kernel does not answer. Nothing is left attached.
         """
-        links: list[int] = []
+        links = _PulseLinks()
         try:
             for name, points in self._pulse_points(attachment).items():
                 try:
                     self._attach_program(attachment, name, points, links, in_time=in_time)
+                    links.points[name] = points
                 except TimeoutError:
                     raise
                 except OSError:  # its process has ended
@@ -708,32 +757,14 @@ class Probes(TracedProcesses):
     def _pulse_points(self, attachment: Attachment) -> dict[str, list[tuple[int, int]]]:
         """Programs, with the places in a file that are probed for the pulse alone."""
         by_program: dict[str, list[tuple[int, int]]] = {}
-        for subject in attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ():
+        subjects = attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ()
+        for subject in sorted(subjects):
             for name, entries in _entries(attachment, subject).items():
                 if pulsed := [point for point in entries if point[1] & 0xFF in self._pulse]:
                     by_program.setdefault(name, []).extend(pulsed)
         return by_program
 
-    def run_times(self) -> dict[str, tuple[int, int]]:
-        """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
-        return self._module.run_times()
-
-    # --- results
-
-    def counters(self) -> dict[Counter, int]:
-        """What the kernel side counted so far, summed over CPUs."""
-        table = self._module["counters"]
-        return {counter: table.total(counter) for counter in Counter} | {Counter.HITS: int(self._hits().sum())}
-
-    def hits(self) -> NDArray[np.int64]:
-        """Calls of each function by traced processes so far, those inside others included: shape (256,), by the call's
-        number."""
-        return self._hits()[:256]
-
-    def _hits(self) -> NDArray[np.int64]:
-        """The same, followed by returns of those whose exits make marks: shape (512,)."""
-        table = np.frombuffer(self._module["hits_of"].get(0) or bytes(4096), "<i8").reshape(-1, 512)
-        return np.asarray(table.sum(axis=0), np.int64)
+    # --- prices
 
     def prices_of(self, attachments: Iterable[Attachment]) -> CallPrices:
         """What calls cost a process that maps these files."""
@@ -747,10 +778,6 @@ class Probes(TracedProcesses):
     def write_prices(self, new: Sequence[Attachment] | None = None) -> None:
         """Has the kernel know what calls cost, of all files, or of new ones."""
         self._trap_prices.write(new)
-
-    def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
-        """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""
-        return in_progress(self._module)
 
     def end_windows(self) -> None:
         """Takes away what is probed in windows, and the pulse."""

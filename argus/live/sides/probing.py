@@ -73,6 +73,17 @@ class _OfJob:
     """When the pulse was seen; the end is 0 as long as it is."""
     steps_at: int = 0
     """Steps counted when this began."""
+    lacking: list[Attachment] = field(default_factory=list)
+    """Files without their probes of the pulse: it is seen throughout again once they have them."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether the pulse is seen now."""
+        return bool(self.spans) and not self.spans[-1][1]
+
+    def end(self, end_ns: int) -> None:
+        """It is no longer seen."""
+        self.spans[-1] = self.spans[-1][0], end_ns
 
 
 _SIGNALS: dict[str, tuple[Subject, ...]] = {
@@ -87,7 +98,56 @@ _SIGNALS: dict[str, tuple[Subject, ...]] = {
 """Of ``coverage.SIGNALS``, those that are probed: the subjects of their probes."""
 
 
-class ProbingSide(Side):
+class _PulseSpans(Side):
+    """When pulses are seen: the part of ``ProbingSide`` that is about them."""
+
+    _session: Session
+    _jobs: dict[int, tuple[Job, _OfJob]]
+    plan: Plan
+
+    def _begin_span(self, job: Job, state: _OfJob, begin_ns: int) -> None:
+        if job.thinned is not None:
+            job.thinned.unseen(state.spans[-1][1] if state.spans else 0, begin_ns)
+        state.spans.append((begin_ns, 0))
+        del state.spans[:-64]
+
+    def _set_pulse(self, chosen: Collection[int], since_ns: int, *, everywhere: bool = False) -> None:
+        """Has these calls probed. Pulses that are seen throughout were not seen since that moment, where probes on the
+        job's files were changed, or ``everywhere``."""
+        changed = {id(each) for each in self._session.probes.set_pulse(chosen)}
+        for job, state in self._jobs.values():
+            throughout = state.pulse and (state.pulse.call in chosen or self._probed_anyway(state.pulse.call))
+            if throughout and state.seen and (everywhere or _maps(job, changed, self._session)):
+                state.end(since_ns)
+                self._see(job, state)
+
+    def _see(self, job: Job, state: _OfJob) -> None:
+        """A pulse is seen throughout from now on, or once the job's files have its probes."""
+        state.lacking = []
+        if state.pulse is not None and not self._probed_anyway(state.pulse.call):
+            lacks, call = self._session.probes.lacks_pulse, state.pulse.call
+            state.lacking = [a for a in _files(job, self._session) if call in a.entry_points and lacks(a)]
+        if not state.lacking:
+            self._begin_span(job, state, time.monotonic_ns())
+
+    def _see_again(self) -> None:
+        """Goes on with pulses whose files have their probes by now, or are gone."""
+        if waiting := [(job, state) for job, state in self._jobs.values() if state.lacking]:
+            lacks = {id(each) for each in self._session.probes.attachments if self._session.probes.lacks_pulse(each)}
+            for job, state in waiting:
+                state.lacking = [each for each in state.lacking if id(each) in lacks]
+                if not state.lacking:
+                    self._see(job, state)
+
+    def _probed_anyway(self, call: int) -> bool:
+        """Whether a function is probed throughout, pulse or not."""
+        subject = subject_of(calls.CALLS[call])
+        return subject is None or (
+            subject in self._session.probes.probed and subject not in self.plan.windowed | self.plan.off
+        )
+
+
+class ProbingSide(_PulseSpans):
     """What is probed, over time.
 
     Args:
@@ -174,12 +234,8 @@ class ProbingSide(Side):
                 self._session.probes.entries_only.discard(subject)
         # Those of math wait for GPU times.
         self._session.probes.attach_optional(*(subject for subject in (*changed, *back) if subject != "math"))
-        if self._session.probes.pulse:
-            self._session.probes.set_pulse(self._session.probes.pulse)  # which of them their subjects bring has changed
-            for job, state in self._jobs.values():
-                if state.spans and not state.spans[-1][1]:
-                    state.spans[-1] = state.spans[-1][0], since_ns
-                    self._begin_span(job, state, time.monotonic_ns())
+        if self._session.probes.pulse:  # which of them their subjects bring has changed
+            self._set_pulse(self._session.probes.pulse, since_ns, everywhere=True)
         for name in plan.windowed - before.windowed:
             self.thinned_since_ns[name] = since_ns
         if "ranges" in plan.off - before.off:
@@ -232,8 +288,8 @@ class ProbingSide(Side):
         """Goes on with a pulse whose function was probed anyway, and is not from now on."""
         if state.pulse is None or subject_of(calls.CALLS[state.pulse.call]) not in gone:
             return
-        if state.spans and not state.spans[-1][1]:
-            state.spans[-1] = state.spans[-1][0], since_ns
+        if state.seen:
+            state.end(since_ns)
         self._count_by(job, state)
 
     def _begin_search(self, job: Job, attached_ns: int, since_ns: int) -> None:
@@ -253,6 +309,7 @@ class ProbingSide(Side):
     def poll(self, now: float, slack_s: float = 0.0) -> None:
         """Opens a window when its turn has come, and takes note of one that has ended."""
         self._probe_products()
+        self._see_again()
         jobs = self._session.jobs
         for job in jobs:
             if job not in self._thinned:
@@ -296,7 +353,7 @@ class ProbingSide(Side):
             if state.pulse is None:
                 # Of one that is over nothing comes: none would be found, and windows would grow.
                 state.searched = None if job.over_since else _Searched(self._window.begin_ns)
-            elif not state.spans or state.spans[-1][1]:
+            elif not state.seen and not state.lacking:
                 self._begin_span(job, state, self._window.begin_ns)
 
     def _open_sample(self, now: float) -> None:
@@ -358,12 +415,6 @@ class ProbingSide(Side):
                 state.searched.end_ns = window.end_ns
             elif state.spans and state.spans[-1] == (window.begin_ns, 0):
                 state.spans[-1] = window.begin_ns, window.end_ns
-
-    def _begin_span(self, job: Job, state: _OfJob, begin_ns: int) -> None:
-        if job.thinned is not None:
-            job.thinned.unseen(state.spans[-1][1] if state.spans else 0, begin_ns)
-        state.spans.append((begin_ns, 0))
-        del state.spans[:-64]
 
     # ---- the pulse
 
@@ -441,17 +492,10 @@ class ProbingSide(Side):
             throughout = self._pulse_share() <= OF_BUDGET * self._budget
         if throughout:
             if not anyway:
-                self._session.probes.set_pulse(self._session.probes.pulse | {state.pulse.call})
-            self._begin_span(job, state, time.monotonic_ns())
+                self._set_pulse(self._session.probes.pulse | {state.pulse.call}, time.monotonic_ns())
+            self._see(job, state)
         how = "throughout" if throughout else "in windows"
         self._session.note(f"steps of {job.name} are counted by {name}, {state.pulse.per_step} a step, seen {how}")
-
-    def _probed_anyway(self, call: int) -> bool:
-        """Whether a function is probed throughout, pulse or not."""
-        subject = subject_of(calls.CALLS[call])
-        return subject is None or (
-            subject in self._session.probes.probed and subject not in self.plan.windowed | self.plan.off
-        )
 
     def _entry_prices(self, job: Job) -> NDArray[np.float64]:
         """What entries cost the job, ns, shape (256,), by the call's number."""
@@ -485,8 +529,9 @@ class ProbingSide(Side):
         now_ns = time.monotonic_ns()
         self._session.probes.set_pulse(())
         for job, state in self._jobs.values():
-            if state.pulse is not None and state.spans and not state.spans[-1][1]:
-                state.spans[-1] = state.spans[-1][0], now_ns
+            if state.pulse is not None and (state.seen or state.lacking):
+                state.spans[-1:] = [(begin, end or now_ns) for begin, end in state.spans[-1:]]
+                state.lacking = []
                 self._session.note(
                     f"steps of {job.name} are counted in windows: {calls.CALLS[state.pulse.call].symbol} costs too much"
                 )
@@ -586,14 +631,18 @@ class ProbingSide(Side):
 def _lacking(window: Window, session: Session) -> set[int]:
     """Jobs with processes that map a file which lacks probes of a window (their ``id``)."""
     files = {id(each) for each in window.lacking}
-    if not files:
-        return set()
+    return {id(job) for job in session.jobs if _maps(job, files, session)}
+
+
+def _maps(job: Job, files: Collection[int], session: Session) -> bool:
+    """Whether a process of a job maps one of these (their ``id``)."""
+    return bool(files) and any(id(each) in files for each in _files(job, session))
+
+
+def _files(job: Job, session: Session) -> list[Attachment]:
+    """Probed files that its processes map."""
     of = session.roster.attachments_of
-    return {
-        id(job)
-        for job in session.jobs
-        if any(id(each) in files for member in job.members.values() for each in of(member))
-    }
+    return [*{id(each): each for member in job.members.values() for each in of(member)}.values()]
 
 
 def _with_most(early: Mapping[int, tuple[Owner, int]], owner: Owner) -> int | None:

@@ -1,0 +1,200 @@
+"""Probes of the pulse, by which steps are counted: they stay where nothing changes, and while a file lacks them no step
+is counted by them."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from argus.capture.late_probes import LateProbes
+from argus.live.cost.governor import Plan, Rung
+from argus.live.job import Job, Member
+from argus.live.sides.probing import ProbingSide, _OfJob
+from argus.model import calls
+from argus.semantics.steps.thinned import Pulse
+from tests.builders.sessions import a_session
+from tests.security.test_attaching import (
+    Hanging,
+    Kernel,
+    closings_have_ended,  # noqa: F401
+    hanging,  # noqa: F401
+    join,
+    kernel,  # noqa: F401
+    with_windows,
+)
+
+LAUNCH = calls.BY_SYMBOL["cudaLaunchKernel"].id
+OTHER = calls.BY_SYMBOL["cudaMemcpyAsync"].id
+
+
+def pulsed(paths: list[str]) -> Any:
+    """Files in which nothing is probed throughout, with two functions that may be the pulse."""
+    probes = with_windows(paths)
+    for attachment in probes.attachments:
+        for at, (subject, call) in enumerate((("launches", LAUNCH), ("copies", OTHER))):
+            attachment.optional_points[subject] = {"cuda_enter": [(16 + 16 * at, call)]}
+            attachment.entry_points[call] = 16 + 16 * at, call
+    return probes
+
+
+def has_closed(probes: Any) -> None:
+    for closing in probes._closing:
+        assert closing.wait(10)
+
+
+def test_probes_of_the_pulse_stay_where_they_are_to_stand(hanging: Hanging) -> None:  # noqa: F811
+    """They were taken away and put on again at each change of plan: a file whose probes go slowly had none for seconds,
+    and its ranks a step as long as that."""
+    probes = pulsed(["shared", "other"])
+    assert probes.set_pulse([LAUNCH]) == probes.attachments
+    there = dict(hanging.made)
+    hanging.paths = {"shared", "other"}
+    assert probes.set_pulse([LAUNCH]) == []
+    assert (hanging.made, hanging.closed, probes.unanswered) == (there, [], 0)
+    assert not any(map(probes.lacks_pulse, probes.attachments))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_stands_is_what_would_if_all_were_put_on_anew(seed: int, kernel: Kernel) -> None:  # noqa: F811
+    draw = random.Random(seed)
+    probes = pulsed([str(number) for number in range(draw.randrange(1, 6))])
+    for attachment in probes.attachments:
+        for subject in draw.sample(["launches", "copies"], draw.randrange(3)):
+            del attachment.optional_points[subject]
+    wanted: dict[int, list[Any]] = {id(each): [] for each in probes.attachments}
+    for _ in range(8):
+        probes.probed = set(draw.sample(["launches", "copies"], draw.randrange(3)))
+        pulse = draw.sample([LAUNCH, OTHER], draw.randrange(3))
+        changed = probes.set_pulse(pulse)
+        before, wanted = wanted, {}
+        for attachment in probes.attachments:
+            wanted[id(attachment)] = sorted(
+                point
+                for subject, by_program in attachment.optional_points.items()
+                if subject not in probes.probed
+                for point in by_program["cuda_enter"]
+                if point[1] in pulse
+            )
+            standing = [place for link in probes._pulse_links[id(attachment)] for place in kernel.made[link]]
+            assert sorted(standing) == [offset for offset, _ in wanted[id(attachment)]]
+            assert not probes.lacks_pulse(attachment)
+        assert {id(each) for each in changed} == {which for which in wanted if wanted[which] != before[which]}
+        held = {link for links in probes._pulse_links.values() for link in links}
+        has_closed(probes)
+        assert not held & set(kernel.closed)
+
+
+class Steps:
+    """In the place of a job's ``ThinnedSteps``."""
+
+    def __init__(self) -> None:
+        self.gaps: list[tuple[int, int]] = []
+        self.fed: list[int] = []
+
+    def unseen(self, begin_ns: int, end_ns: int) -> None:
+        self.gaps.append((begin_ns, end_ns))
+
+    def feed(self, rank: int, ts: Any) -> None:
+        self.fed += ts.tolist()
+
+
+def a_side(probes: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> tuple[ProbingSide, list[Any]]:
+    """A job for each file, whose pulse is seen throughout."""
+    monkeypatch.setattr("argus.live.sides.probing.time.monotonic_ns", lambda: clock.ns)
+    session = a_session()
+    session.probes = probes
+    session.roster.attachments_of = lambda member: [probes.attachments[member.rank]]  # type: ignore[method-assign]
+    side = ProbingSide(session, SimpleNamespace(wants_math=False))  # type: ignore[arg-type]
+    side.plan = Plan((Rung.LAUNCHES,), duty=0.25, length_s=0.1, period_s=0.4)
+    side._due = float("inf")
+    probes.set_pulse([LAUNCH])
+    jobs = []
+    for rank in range(len(probes.attachments)):
+        job = Job(f"job {rank}", 1)
+        job.members[0] = Member(SimpleNamespace(pid=rank, queued_ns=0), rank, "order")  # type: ignore[arg-type]
+        job.thinned = Steps()  # type: ignore[assignment]
+        side._jobs[id(job)] = job, (state := _OfJob(pulse=Pulse(LAUNCH, 1, 10**7, {LAUNCH: 1})))
+        side._begin_span(job, state, clock.ns)
+        job.thinned.gaps.clear()  # type: ignore[union-attr]
+        jobs.append((job, state))
+    return side, jobs
+
+
+def test_no_steps_are_counted_while_a_file_lacks_its_pulse(
+    hanging: Hanging,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its rank seemed to make one step for all of that time, and later ones had too small numbers."""
+    probes, late = pulsed(["held", "other"]), LateProbes()
+    held, other = probes.attachments
+    clock = SimpleNamespace(ns=1_000)
+    side, ((first, of_first), (second, of_second)) = a_side(probes, clock, monkeypatch)
+    hanging.paths = {"held"}
+    clock.ns = 5_000
+    side._set_pulse({LAUNCH, OTHER}, 4_000)
+    assert probes.lacks_pulse(held)
+    assert not probes.lacks_pulse(other)
+    assert probes.unanswered == held.unanswered == 1, "it is counted"
+    assert (of_first.seen, of_first.lacking, of_first.spans) == (False, [held], [(1_000, 4_000)])
+    assert (of_second.seen, of_second.lacking) == (True, [])
+    clock.ns = 9_000
+    side.poll(0.0)
+    assert (of_first.seen, first.thinned.gaps) == (False, [])
+    hanging.go.set()
+    while probes.lacks_pulse(held):
+        held.late(0.1)
+        late.go_on(probes)
+        join(late)
+    side.poll(0.0)
+    assert of_first.spans == [(1_000, 4_000), (9_000, 0)]
+    assert (first.thinned.gaps, second.thinned.gaps) == ([(4_000, 9_000)], [(4_000, 5_000)])
+
+
+@pytest.mark.parametrize("then", ["the file is gone", "too dear", "a window"])
+def test_a_job_that_waits_for_its_pulse_waits_no_longer_than_for_that(
+    then: str,
+    hanging: Hanging,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probes = pulsed(["held"])
+    (held,) = probes.attachments
+    side, ((job, state),) = a_side(probes, SimpleNamespace(ns=1_000), monkeypatch)
+    hanging.paths = {"held"}
+    side._set_pulse({LAUNCH, OTHER}, 2_000)
+    assert state.lacking == [held]
+    if then == "the file is gone":
+        probes._forget([held])
+        side._session.roster.attachments_of = lambda member: []
+        side.poll(0.0)
+        assert state.seen
+    elif then == "too dear":
+        monkeypatch.setattr("argus.live.sides.probing.PATIENCE", 1)
+        side.weigh(1.0)
+        side.poll(0.0)
+        assert (state.seen, state.lacking, state.spans) == (False, [], [(1_000, 2_000)])
+    else:
+        probes.open_window = lambda *_: SimpleNamespace(begin_ns=3_000, end_ns=0, lacking=())
+        monkeypatch.setattr(job, "note_queues", lambda: None)
+        side._session.roster.jobs.append(job)
+        side._thinned.add(job)
+        side._session.probes.prices_of = lambda files: SimpleNamespace(entry=[0.0] * 256)
+        side._due = 0.0
+        side.poll(1.0)
+        assert side._window is not None
+        assert state.spans == [(1_000, 2_000)], "nor in windows: these leave the pulse to its own probes"
+
+
+def test_a_window_of_a_pulse_goes_on_while_others_are_changed(
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was taken for one that is seen throughout, and the time between windows for one long step."""
+    probes = pulsed(["a", "b"])
+    side, ((_, throughout), (_, in_windows)) = a_side(probes, SimpleNamespace(ns=1_000), monkeypatch)
+    in_windows.pulse = Pulse(OTHER, 1, 10**7, {OTHER: 1})
+    side._set_pulse({LAUNCH}, 2_000, everywhere=True)
+    assert throughout.spans == [(1_000, 2_000), (1_000, 0)]
+    assert in_windows.spans == [(1_000, 0)]
