@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import platform
-import resource
 import sys
 import threading
 import time
@@ -51,6 +50,7 @@ from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.losses import UNKNOWN, Owner
 from argus.model.records import Counter
+from argus.system.limits import raise_descriptor_limit
 from argus.system.privileges import lacking, needed
 from argus.system.resources import resource_dir
 
@@ -357,7 +357,7 @@ class Probes(TracedProcesses, Counts):
         """Threads that attach share ``attachments``, links of pulses and ``_closing`` with the loop's."""
         self.refused: dict[str, str] = {}
         """Of the optional subjects, those whose programs the kernel refuses, and why."""
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
         self.backend = _load(self._module, backend, self.refused)
         self.probed -= self.refused.keys()
@@ -928,14 +928,6 @@ def _budgets(launch_ring_bytes: int) -> dict[str, str]:
 def _exits_first(programs: Iterable[str]) -> list[str]:
     """The order to attach in: an entry whose exit is not hooked yet would be reported as never finished."""
     return sorted(programs, key=lambda program: not program.endswith("_exit"))
-
-
-def _raise_descriptor_limit() -> None:
-    """Kernels without multi links need a descriptor a probe and process, more than the usual soft limit of 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _attach_failure(library: Library, pid: int | None, reason: OSError) -> ArgusError:

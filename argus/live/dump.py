@@ -27,7 +27,7 @@ from argus.live.sampling.process import symbols_of
 from argus.model import records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.stacks import Stack
-from argus.system.limits import frugal
+from argus.system.limits import frugal, raise_descriptor_limit
 from argus.system.proc import read_file
 
 RATE_HZ = 997
@@ -150,6 +150,7 @@ def dump(pids: Iterable[int], discovered: Iterable[int] = ()) -> list[ThreadStac
     Raises:
         ArgusError: A process of ``pids`` does not exist, or may not be looked at.
     """
+    raise_descriptor_limit()
     with reader.shared.entered(), frugal():
         return _dump(pids, discovered)
 

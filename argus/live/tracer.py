@@ -51,6 +51,7 @@ from argus.store.writer import Writer
 from argus.system import debug, memory
 from argus.system.aside import Aside
 from argus.system.host import machine_digits
+from argus.system.limits import raise_descriptor_limit
 
 WORK_INTERVAL_S = 0.25
 """How often drained records become rows. The ring holds a second of the densest load, and is drained more often."""
@@ -243,6 +244,7 @@ class Tracer:
                 EXIT_UNAVAILABLE,
             )
         memory.settle()
+        raise_descriptor_limit()
         self._enter_reader()
         targets: list[Target] = []
         reader.shared.on_slow = lambda path: progress(f"reading {os.path.basename(path)}")

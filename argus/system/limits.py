@@ -1,4 +1,4 @@
-"""What Argus may take of a node's memory: it is what dies, never the job that it looks at."""
+"""What Argus may take of a node's memory and of descriptors: it is what dies, never the job that it looks at."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ def frugal() -> Iterator[None]:
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
         with contextlib.suppress(OSError):
             _SCORE.write_text(before)
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process have as many descriptors as it may: each file that traced processes map takes one, and kernels
+    without multi links one a probe and process, more than the usual soft limit of 1,024. Call it before anything is
+    noted of a process: the room for files and links goes by the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def unbounded() -> None:

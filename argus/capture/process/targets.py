@@ -279,6 +279,13 @@ def _with_libraries(target: Target, any_program: bool, tree: Tree, hints: bool) 
                 "Add --children",
                 EXIT_UNAVAILABLE,
             )
+        if target.libraries.unread and not helpers.number:
+            raise ArgusError(
+                f"process {pid} ({Path(target.exe).name}) cannot be traced: not all files that it maps could be read, "
+                "as its user's processes map too many",
+                "Raise the limit (ulimit -Hn), or trace fewer processes",
+                EXIT_UNAVAILABLE,
+            )
         hint = "Trace a process that uses the GPU: `argus trace --all-gpu` finds them"
         if helpers.number:
             hint = f"Its children do ({helpers}): add --children"

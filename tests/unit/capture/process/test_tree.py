@@ -128,3 +128,12 @@ def test_a_long_line_of_processes_is_gone_through_once(monkeypatch: pytest.Monke
 def test_a_circle_of_parents_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Node(monkeypatch, {5: 7, 6: 5, 7: 6}).cuda = {6}
     assert Tree().helpers(5).number == 1
+
+
+def test_a_process_whose_files_were_not_read_is_not_said_to_map_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    Node(monkeypatch, {10: 0, 11: 10})
+    libraries = Libraries()
+    monkeypatch.setattr(targets, "find_libraries", lambda pid: libraries)
+    assert "maps none of" in outcome(11)
+    libraries.unread = 30
+    assert outcome(11).startswith("process 11 (x) cannot be traced: not all files that it maps could be read")
