@@ -54,6 +54,11 @@ class _Kept(Generic[Key]):
         """Whether one of this key is counted."""
         return key in self._by_key
 
+    def number(self, key: Key, owner: Owner) -> int:
+        """For how many one of this key is counted, if it is of this owner."""
+        _, of, number = self._by_key.get(key, (None, owner, 0))
+        return number if of == owner else 0
+
     def keep(self, key: Key, thing: Any, owner: Owner, number: int) -> None:
         """Counts an object, for so many."""
         of = weakref.ref(thing, lambda of: self._dead.append((key, of)))
@@ -96,11 +101,13 @@ class LibraryRoom:
 
     def cut(self, pid: int, libraries: list[Any], owner: Owner) -> int:
         """Takes those from the list of a process's libraries that its owner has no room for. Returns how many. The list
-        counts as long as it lives, or until the process has a newer one."""
+        counts as long as it lives, or until the process has a newer one, which may have as many whatever others have
+        noted since."""
         with self._lock:
             self._libraries.settle()
+            had = self._libraries.number(pid, owner)
             self._libraries.drop(pid)
-            over = max(len(libraries) - self._libraries.room(owner, MOST_LIBRARIES), 0)
+            over = max(len(libraries) - max(self._libraries.room(owner, MOST_LIBRARIES), had), 0)
             del libraries[len(libraries) - over :]
             self._libraries.keep(pid, libraries, owner, len(libraries))
             return over

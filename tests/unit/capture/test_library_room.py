@@ -71,6 +71,25 @@ def test_a_process_that_is_looked_at_again_keeps_what_it_has() -> None:
             assert len(now[pid]) == 30
 
 
+@pytest.mark.parametrize("users", [1, 3, 20])
+def test_others_take_no_libraries_of_a_process_that_has_some(users: int) -> None:
+    """Looked at again after a dlopen it had none."""
+    room = LibraryRoom()
+    kept = {pid: noted(room, pid, 30, HONEST) for pid in range(3)}
+    theirs = [
+        noted(room, 1000 * user + pid, 20, (65534 + user, "")) for user in range(1, users + 1) for pid in range(20)
+    ]
+    for pid in range(3):
+        kept[pid] = noted(room, pid, 31, HONEST)
+        assert len(kept[pid]) >= 30
+    assert sum(map(len, [*kept.values(), *theirs])) <= 400
+    assert len(noted(room, 0, 30, (5000, ""))) <= 30
+    kept.clear()
+    del theirs
+    other = noted(room, 0, 1000, (5000, ""))
+    assert len(other) == 200, "a number that is given again brings nothing of its last process"
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_what_is_counted_is_what_lives(seed: int) -> None:
     draw, room = random.Random(seed), LibraryRoom()
