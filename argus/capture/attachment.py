@@ -68,6 +68,7 @@ class Attachment:
         unused: Whether no traced process maps it any more.
         late_in_row: How often they did not since it had all its probes.
         left_out: Whether it was left out for probes that are not gone, which is not counted yet.
+        slow_to_go: Whether it lacks probes only since others there were slow to go: it has answered so far.
         late: Whether those that did not come in time have come since, or will not.
         again_at: When it is tried again, ``time.monotonic()``.
         wait_s: How long after that if it does not answer then.
@@ -101,6 +102,7 @@ class Attachment:
     unused: bool = False
     late_in_row: int = 0
     left_out: bool = False
+    slow_to_go: bool = False
     late: Callable[[float], bool] = lambda _: True
     again_at: float = 0.0
     wait_s: float = RETRY_S
@@ -112,7 +114,7 @@ class Attachment:
 
     def did_not_answer(self, late: Callable[[float], bool]) -> None:
         """Probes on it have not come in time. ``late``: as the attribute."""
-        self.answers, self.late = False, late
+        self.answers, self.late, self.slow_to_go = False, late, False
         self.unanswered += 1
         self.late_in_row += 1
         self.put_off()
@@ -125,7 +127,7 @@ class Attachment:
         before = self.late
         self.late = gone if before(0) else lambda seconds: before(seconds) and gone(seconds)
         if self.answers:
-            self.answers, self.again_at, self.left_out = False, 0.0, True
+            self.answers, self.again_at, self.left_out, self.slow_to_go = False, 0.0, True, True
 
     def count_left_out(self) -> int:
         """1: it was left out for probes that are not gone, which is counted from now on."""
@@ -145,7 +147,8 @@ class Attachment:
 
     def answered(self) -> None:
         """It has all its probes."""
-        self.answers, self.wait_s, self.late_in_row, self.left_out = True, RETRY_S, 0, False
+        self.answers, self.wait_s, self.late_in_row = True, RETRY_S, 0
+        self.left_out = self.slow_to_go = False
 
     def put_off(self) -> None:
         """It is tried again later, and each time after twice as long."""

@@ -22,6 +22,8 @@ MOST, MOST_OF_OWNER = 16, 2
 """Files that are tried at one time, in all and of one owner: each holds a thread, maybe for ever. A user has at most as
 many as are left for others, whatever containers it makes, and one in any case, up to ``MOST_USERS``."""
 MOST_USERS = 64
+MOST_SLOW_TO_GO = 8
+"""So many of an owner if they have answered so far, and only their last probes were slow to go."""
 _Links = dict[Subject, tuple[list[int], list[int]]]
 
 
@@ -80,7 +82,8 @@ class LateProbes:
         for attachment in in_turns(sorted(waiting, key=lambda each: each.again_at)):
             user, under_way = attachment.owner[0], len(self._trying)
             may = of_user[user] < MOST - under_way or (not of_user[user] and under_way < MOST_USERS)
-            if may and of_owner[attachment.owner] < MOST_OF_OWNER:
+            most = MOST_SLOW_TO_GO if attachment.slow_to_go else MOST_OF_OWNER
+            if may and of_owner[attachment.owner] < most:
                 self._try(probes, attachment)
                 of_owner[attachment.owner] += 1
                 of_user[user] += 1

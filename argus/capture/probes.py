@@ -561,11 +561,14 @@ class Probes(TracedProcesses, Counts):
             self.attachments = [each for each in self.attachments if id(each) not in gone]
 
     def _close_soon(self, links: list[tuple[Attachment, Links]]) -> None:
-        """Returns when they are closed, or after a while: nothing is put on a file before its links are."""
+        """Returns when they are closed, or after a while: nothing is put on a file before its links are. Where one user
+        alone is traced, it goes on as long as they are closed one after the other."""
         seconds, begun = self._patience.closing_s(), time.monotonic()
         closing = Closing(_by_user(links))
         gone = closing.wait(seconds)
         self._patience.spend_closing(time.monotonic() - begun, gone=gone)
+        if not gone and len({each.owner[0] for each in self.attachments}) == 1:
+            closing.wait_on(PATIENCE_S - seconds)
         for number, (attachment, _) in enumerate(links):
             if not closing.closed(number):
                 attachment.left_out_until(partial(closing.closed, number))

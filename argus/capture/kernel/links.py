@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +26,8 @@ _BPF_PERF_EVENT = 41
 PATIENCE_S = 5.0
 """Longest wait for probes that the kernel puts on a file, or takes away: tens of ms where everybody answers."""
 
+STEADY_S = 0.5
+"""Files that are closed later than that after one another are not waited for."""
 CLOSERS, LEAST_CLOSERS = 64, 4
 """Threads that close links: in all, and of a user, however many there are."""
 Links = tuple[list[int], list[int]]
@@ -120,10 +123,14 @@ class Closing:
     Args:
         files: A user, and links of one file of it, each.
         then: Called once all are closed.
+
+    Attributes:
+        moved_ns: When the last file was closed so far, CLOCK_MONOTONIC; 0: none was.
     """
 
     def __init__(self, files: Sequence[tuple[int, Links]], then: Callable[[], None] = lambda: None) -> None:
         self._then = then
+        self.moved_ns = 0
         self._links = [links for _, links in files]
         self._left = set(range(len(files)))
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -159,6 +166,7 @@ class Closing:
             with self._lock:
                 self._failures += failures
                 self._left.discard(number)
+                self.moved_ns = time.monotonic_ns()
                 over = not self._left
             if over:
                 self._then()
@@ -171,6 +179,15 @@ class Closing:
     def wait(self, seconds: float | None) -> bool:
         """Waits for so long at most; returns whether all are closed."""
         return self._over.wait(seconds)
+
+    def wait_on(self, seconds: float) -> bool:
+        """As ``wait``, but only as long as files are closed one after the other."""
+        deadline, left = time.monotonic() + seconds, len(self._left) + 1
+        while len(self._left) < left and (more_s := deadline - time.monotonic()) > 0:
+            left = len(self._left)
+            if self._over.wait(min(STEADY_S, more_s)):
+                break
+        return self._over.is_set()
 
     def result(self) -> None:
         """Waits until all are closed.

@@ -1,0 +1,127 @@
+"""Probes that are slow to go, on a busy node or with many files: they are waited for as long as some go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from argus.capture import probes as module_of_probes
+from argus.capture.kernel.links import PATIENCE_S, STEADY_S, Closing
+from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_SLOW_TO_GO, LateProbes
+from tests.security.test_attaching import (
+    HONEST,
+    HOSTILE,
+    Kernel,
+    closings_have_ended,  # noqa: F401
+    join,
+    kernel,  # noqa: F401
+    probes_on,
+)
+
+
+class Slow:
+    """In the place of a closing's event: each wait closes some of its files.
+
+    Attributes:
+        waited: For how long each time.
+        now: Passes while somebody waits.
+    """
+
+    def __init__(self, closing: Closing, closes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.closing, self.closes, self.waited, self.now = closing, closes, list[float](), 1000.0
+        monkeypatch.setattr("argus.capture.kernel.links.time.monotonic", lambda: self.now)
+
+    def wait(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        self.now += seconds
+        for _ in range(self.closes.pop(0) if self.closes else 0):
+            self.closing._left.pop()
+        return self.is_set()
+
+    def is_set(self) -> bool:
+        return not self.closing._left
+
+
+@pytest.mark.parametrize(
+    ("closes", "waits", "gone"),
+    [
+        ([8], 1, True),
+        ([3, 3, 2], 3, True),
+        ([3, 0, 5], 2, False),
+        ([0, 8], 1, False),
+        ([1] * 8, 8, True),
+        ([], 1, False),
+    ],
+)
+def test_closings_are_waited_for_while_some_end(
+    closes: list[int], waits: int, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing = Closing(())
+    closing._left = set(range(8))
+    slow: Any = Slow(closing, closes, monkeypatch)
+    closing._over = slow
+    assert closing.wait_on(PATIENCE_S - 1) is gone
+    assert slow.waited == [STEADY_S] * waits
+    closing._left = set(range(1000))
+    slow.closes = [1] * 1000
+    slow.waited.clear()
+    assert not closing.wait_on(PATIENCE_S - 1)
+    assert sum(slow.waited) == PATIENCE_S - 1, "not for long, however many there are"
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_lone_user_s_closings_are_waited_for(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thirds of the files of 64 ranks that are probed apart lost their probes for 18 s."""
+    probes = probes_on([str(number) for number in range(8)])
+    if users > 1:
+        probes.attachments += probes_on(["another"], HOSTILE).attachments
+    asked: list[float] = []
+
+    def closing(_: Any) -> Any:
+        return SimpleNamespace(
+            wait=lambda seconds: False, wait_on=asked.append, closed=lambda number, _=0.0: bool(asked), moved_ns=0
+        )
+
+    monkeypatch.setattr(module_of_probes, "Closing", closing)
+    probes.detach_optional("launches")
+    assert asked == [PATIENCE_S - 1] * (users == 1)
+    assert [each.answers for each in probes.attachments] == [users == 1] * len(probes.attachments)
+
+
+def test_files_whose_probes_have_gone_have_new_ones_soon(kernel: Kernel) -> None:  # noqa: F811
+    """But not one that does not answer, and others have their turns."""
+    probes, late = probes_on([str(number) for number in range(40)], HOSTILE), LateProbes()
+    probes.attachments += probes_on(["honest"]).attachments
+    for attachment in probes.attachments:
+        attachment.left_out_until(lambda _: True)
+        del attachment.optional_links["launches"]
+    kernel.free.clear()
+    try:
+        for _ in range(3):
+            late.go_on(probes)
+        tries = Counter(each.attachment.owner for each in late._trying)
+        assert tries == {HOSTILE: MOST_SLOW_TO_GO, HONEST: 1}
+        assert MOST_SLOW_TO_GO <= MOST // 2
+    finally:
+        kernel.free.set()
+        join(late)
+    late.go_on(probes)
+    assert probes.attachments[-1].answers
+    assert not probes.attachments[-1].slow_to_go
+    join(late)
+    late = LateProbes()
+    for attachment in probes.attachments[:40]:
+        attachment.left_out_until(lambda _: True)
+        attachment.did_not_answer(lambda _: True)
+        attachment.again_at = 0.0
+        attachment.optional_links.pop("launches", None)
+    kernel.free.clear()
+    try:
+        late.go_on(probes)
+        assert len(late._trying) == MOST_OF_OWNER
+    finally:
+        kernel.free.set()
+        join(late)
