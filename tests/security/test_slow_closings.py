@@ -125,3 +125,32 @@ def test_files_whose_probes_have_gone_have_new_ones_soon(kernel: Kernel) -> None
     finally:
         kernel.free.set()
         join(late)
+
+
+@pytest.mark.parametrize(
+    ("users", "moved_s", "now_s", "gone"),
+    [
+        (1, 0.0, 3.0, False),
+        (1, 0.0, 8.1, True),
+        (1, 5.5, 6.3, False),
+        (1, 1.5, 2.6, True),
+        (2, 0.0, 1.5, False),
+        (2, 1.5, 1.9, False),
+        (2, 0.1, 1.2, True),
+        (2, 2.0, 2.1, True),
+    ],
+)
+def test_no_window_begins_while_probes_of_the_last_one_are_going(
+    users: int, moved_s: float, now_s: float, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of files that hang are not waited for: none has gone for a second since others went. Of several users none
+    keeps the others' windows from beginning for longer than two seconds."""
+    window: Any = module_of_probes.Window.__new__(module_of_probes.Window)
+    window._links = [(SimpleNamespace(owner=(user, "")), [1]) for user in range(users)]
+    window.end_ns = 10**12
+    moved_ns = 10**12 + int(moved_s * 1e9) if moved_s else 0
+    window.closing = SimpleNamespace(wait=lambda _: False, moved_ns=moved_ns)
+    monkeypatch.setattr(module_of_probes.time, "monotonic_ns", lambda: 10**12 + int(now_s * 1e9))
+    assert window.gone() is gone
+    window.closing.wait = lambda _: True
+    assert window.gone()
