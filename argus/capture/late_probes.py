@@ -33,6 +33,7 @@ class _Trying:
     entries_only: frozenset[Subject]
     pulse: int
     """``Probes.pulse_turn`` when it began."""
+    lacked_pulse: bool
     making: Aside[tuple[_Links, list[int]]]
 
 
@@ -103,7 +104,7 @@ class LateProbes:
                 probes.let_go(list(links.values()))
                 raise
 
-        self._trying.append(_Trying(attachment, entries_only, pulse, Aside(make, "argus-attach")))
+        self._trying.append(_Trying(attachment, entries_only, pulse, lacks_pulse, Aside(make, "argus-attach")))
 
     def _take(self, probes: Probes, trying: _Trying) -> None:
         attachment = trying.attachment
@@ -126,6 +127,8 @@ class LateProbes:
         # What has changed meanwhile is tried next.
         if not _missing(probes, attachment) and not probes.lacks_pulse(attachment):
             attachment.answered()
+        elif trying.lacked_pulse and not pulse and trying.pulse == probes.pulse_turn:
+            attachment.put_off()  # the kernel refuses them
         probes.write_prices([attachment])
 
 

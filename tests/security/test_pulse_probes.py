@@ -198,3 +198,40 @@ def test_a_window_of_a_pulse_goes_on_while_others_are_changed(
     side._set_pulse({LAUNCH}, 2_000, everywhere=True)
     assert throughout.spans == [(1_000, 2_000), (1_000, 0)]
     assert in_windows.spans == [(1_000, 0)]
+
+
+def test_a_pulse_that_the_kernel_refuses_is_put_off(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """It was tried again each turn, for ever. What else the file lacks it gets all the same."""
+    probes, late = pulsed(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    probes.probed, probes._pulse = {"copies"}, frozenset([LAUNCH])
+    attachment.answers = False
+    tries, clock = list[int](), SimpleNamespace(now=1000.0)
+
+    def refuse(backend: Any, program: int, path: str, points: Any, at_exit: bool, pid: Any) -> list[int]:
+        (_, call) = points[0]
+        if call == LAUNCH:
+            tries.append(call)
+            raise OSError(5, "it cannot be read")
+        return kernel._link(backend, program, path, points, at_exit, pid)
+
+    monkeypatch.setattr("argus.capture.probes.link", refuse)
+    monkeypatch.setattr("argus.capture.late_probes.time.monotonic", lambda: clock.now)
+    for _ in range(20):
+        late.go_on(probes)
+        join(late)
+    assert tries == [LAUNCH]
+    assert attachment.seen("copies")
+    assert attachment.again_at > clock.now
+    clock.now = attachment.again_at
+    for _ in range(20):
+        late.go_on(probes)
+        join(late)
+    assert tries == [LAUNCH] * 2, "ever more seldom"
+    monkeypatch.setattr("argus.capture.probes.link", kernel._link)
+    clock.now = attachment.again_at
+    for _ in range(2):
+        late.go_on(probes)
+        join(late)
+    assert attachment.answers
+    assert not probes.lacks_pulse(attachment)
