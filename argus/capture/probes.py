@@ -152,10 +152,14 @@ class Window:
 
     def _run(self, seconds: float) -> None:
         self._over.wait(seconds)
-        self.hits += self._count()
-        end_ns = time.monotonic_ns()
-        self.closing = Closing([(attachment.owner[0], (links, [])) for attachment, links in self._links])
-        self.end_ns = end_ns
+        try:
+            self.hits += self._count()
+        finally:
+            end_ns = time.monotonic_ns()
+            try:
+                self.closing = Closing([(attachment.owner[0], (links, [])) for attachment, links in self._links])
+            finally:  # whatever fails, other windows begin
+                self.end_ns = end_ns
 
     def gone(self) -> bool:
         """Once it has ended: whether its probes are gone, but for those of files that hang."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from argus.capture import probes as module_of_probes
 from argus.capture.kernel.links import PATIENCE_S, STEADY_S, Closing
 from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_SLOW_TO_GO, LateProbes
+from argus.system.aside import Aside
 from tests.security.test_attaching import (
     HONEST,
     HOSTILE,
@@ -154,3 +157,72 @@ def test_no_window_begins_while_probes_of_the_last_one_are_going(
     assert window.gone() is gone
     window.closing.wait = lambda _: True
     assert window.gone()
+
+
+class FewThreads:
+    """In the place of ``Aside``: no more threads begin than there may be.
+
+    Attributes:
+        may: How many.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, may: int) -> None:
+        self.may = may
+        monkeypatch.setattr("argus.capture.kernel.links.Aside", self)
+
+    def __call__(self, work: Any, name: str) -> Any:
+        if not self.may:
+            raise RuntimeError("can't start new thread")
+        self.may -= 1
+        return Aside(work, name)
+
+
+@pytest.mark.parametrize("may", [0, 1, 3, 50])
+@pytest.mark.parametrize("numbers", [[1], [40], [40, 1, 3], [1] * 30])
+def test_links_are_closed_however_few_threads_there_may_be(
+    may: int,
+    numbers: list[int],
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What did not begin was never closed, and a window whose closing did not begin was the last one."""
+    threads, ended = FewThreads(monkeypatch, may), list[bool]()
+    links = [list(range(1000 * n, 1000 * n + number)) for n, number in enumerate(numbers, 1)]
+    closing = Closing([(0, (each, [])) for each in links], lambda: ended.append(True))
+    if not may:
+        assert not closing.wait(0)
+        assert kernel.closed == []
+        threads.may = 1
+    assert closing.wait(10)
+    assert sorted(kernel.closed) == sorted(itertools.chain(*links))
+    assert ended == [True]
+    assert all(map(closing.closed, range(len(links))))
+
+
+def test_a_file_that_cannot_be_closed_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, ended = list[int](), list[bool]()
+
+    def close(links: Any) -> list[OSError]:
+        if 1 in links:
+            raise MemoryError
+        closed.extend(links)
+        return []
+
+    monkeypatch.setattr("argus.capture.kernel.links._close_all", close)
+    FewThreads(monkeypatch, 1)
+    closing = Closing([(0, ([number], [])) for number in range(5)], lambda: ended.append(True))
+    assert closing.wait(10)
+    assert (closed, ended) == ([0, 2, 3, 4], [True])
+
+
+def test_a_window_whose_probes_cannot_be_taken_away_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    window: Any = module_of_probes.Window.__new__(module_of_probes.Window)
+    window._over, window._links, window.hits, window.end_ns = threading.Event(), [], 0, 0
+    window._count = fail
+    monkeypatch.setattr(module_of_probes, "Closing", fail)
+    with pytest.raises(MemoryError):
+        window._run(0.0)
+    assert window.end_ns

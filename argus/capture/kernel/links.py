@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -135,6 +136,7 @@ class Closing:
         self._left = set(range(len(files)))
         self._lock, self._over = threading.Lock(), threading.Event()
         self._failures: list[OSError] = []
+        self._not_begun = deque[Callable[[], None]]()
         of_user: dict[int, deque[int]] = {}
         for number, (user, _) in enumerate(files):
             of_user.setdefault(user, deque()).append(number)
@@ -144,8 +146,23 @@ class Closing:
         most = max(CLOSERS // max(len(of_user), 1), LEAST_CLOSERS)
         for numbers in of_user.values():
             at_once = max(most // len(numbers), 1)
-            for _ in range(min(len(numbers), most)):
-                Aside(partial(self._go_on, numbers, at_once), "argus-unlink")
+            self._begin(partial(self._go_on, numbers, at_once), min(len(numbers), most))
+
+    def _begin(self, work: Callable[[], None], most: int) -> None:
+        """Begins so many threads, or as many as there may be: one of them closes all. Where there may be none, who asks
+        whether all are closed begins one."""
+        for begun in range(most):
+            try:
+                Aside(work, "argus-unlink")
+            except RuntimeError:
+                if not begun:
+                    self._not_begun.append(work)
+                return
+
+    def _begin_again(self) -> None:
+        for _ in range(len(self._not_begun)):
+            with contextlib.suppress(IndexError):  # another thread has
+                self._begin(self._not_begun.popleft(), 1)
 
     def _go_on(self, numbers: deque[int], at_once: int) -> None:
         while True:
@@ -153,31 +170,29 @@ class Closing:
                 number = numbers.popleft()
             except IndexError:
                 return
-            # Each close waits for a grace period of the kernel; the waits of several threads overlap. Entries first: a
-            # call entered without its exit probed would look as if it never returned.
             failures: list[OSError] = []
-            for links in self._links[number]:
-                shares = [links[share::at_once] for share in range(min(at_once, len(links)))]
-                if len(shares) == 1:
-                    failures += _close_all(shares[0])
-                    continue
-                for closing in [Aside(partial(_close_all, share), "argus-unlink") for share in shares]:
-                    failures += closing.result()
+            with contextlib.suppress(Exception):  # what fails for a file costs that file
+                for links in self._links[number]:
+                    failures += _close_at_once(links, at_once)
             with self._lock:
                 self._failures += failures
                 self._left.discard(number)
                 self.moved_ns = time.monotonic_ns()
                 over = not self._left
             if over:
-                self._then()
-                self._over.set()
+                try:
+                    self._then()
+                finally:
+                    self._over.set()
 
     def closed(self, number: int, _: float = 0.0) -> bool:
         """Whether those of a file are closed."""
+        self._begin_again()
         return number not in self._left
 
     def wait(self, seconds: float | None) -> bool:
         """Waits for so long at most; returns whether all are closed."""
+        self._begin_again()
         return self._over.wait(seconds)
 
     def wait_on(self, seconds: float) -> bool:
@@ -195,7 +210,8 @@ class Closing:
         Raises:
             OSError: One of them could not be closed. The others are.
         """
-        self._over.wait()
+        while not self.wait(STEADY_S):
+            pass
         if self._failures:
             raise self._failures[0]
 
@@ -207,6 +223,25 @@ def close_links(links: Sequence[Links]) -> None:
         OSError: One of them could not be closed. The others are.
     """
     Closing([(0, both) for both in links]).result()
+
+
+def _close_at_once(links: Sequence[int], at_once: int) -> list[OSError]:
+    """Closes links of one file, in so many threads, or in as many as there may be. Each close waits for a grace period
+    of the kernel; the waits of several threads overlap. Who has entries and exits closes entries first: a call entered
+    without its exit probed would look as if it never returned."""
+    shares = [links[share::at_once] for share in range(min(at_once, len(links)))]
+    failures: list[OSError] = []
+    closing: list[Aside[list[OSError]]] = []
+    for share in shares[1:]:
+        try:
+            closing.append(Aside(partial(_close_all, share), "argus-unlink"))
+        except RuntimeError:
+            failures += _close_all(share)
+    for share in shares[:1]:
+        failures += _close_all(share)
+    for each in closing:
+        failures += each.result()
+    return failures
 
 
 def _close_all(links: Sequence[int]) -> list[OSError]:
