@@ -7,7 +7,7 @@ the other, each whole or not at all; and who takes much has fewer changes, not p
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from argus.capture.attachment import Attachment
 
@@ -48,12 +48,11 @@ class Patience:
         self._resting: set[int] = set()
         """Users who have none of this change."""
 
-    def begin(self, attachments: Iterable[Attachment]) -> list[Attachment]:
+    def begin(self, attachments: Iterable[Attachment], among: Sequence[Attachment] = ()) -> list[Attachment]:
         """A change begins. Returns the files in the order to go through them: those of users who have taken little time
-        come first, and of each user those that were not late."""
+        come first, and of each user those that were not late. ``among``: all files, if others do not change."""
         files = list(attachments)
-        users = dict.fromkeys(each.owner[0] for each in files if not each.unused)
-        users = users or dict.fromkeys(each.owner[0] for each in files)
+        users = {each.owner[0] for each in (among or files) if not each.unused}
         self._several = len(users) > 1
         self._share = min(OF_LOOP, OF_USERS / max(len(users), 1))
         self._left_s = LONGEST_S

@@ -731,7 +731,7 @@ class Probes(TracedProcesses, Counts):
             self.pulse_turn += 1
         changed = [each for each in files if id(each) not in self._pulse_links]
         self._close_soon([(each, (links, [])) for each in changed if (links := before.get(id(each)))])
-        for attachment in self._patience.begin(changed):
+        for attachment in self._patience.begin(changed, files):
             with contextlib.suppress(TimeoutError):  # ``LateProbes`` goes on
                 self.take_pulse(attachment, self.pulse_of(attachment), self.pulse_turn)
         return [each for each in changed if before.get(id(each)) or self._pulse_points(each)]
