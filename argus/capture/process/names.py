@@ -10,23 +10,21 @@ import errno
 import mmap
 import os
 import re
-import sys
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture.kernel_books import Books
 from argus.capture.process.demangler import shared
 from argus.capture.process.elf import Elf, NotElf
 from argus.capture.process.mapped import File, Lasting, lasting, open_in_root, open_mapped, open_root, owner_text
 from argus.capture.process.targets import PROC, Mapping, executable_mappings, program_of
 from argus.capture.reader import progress, reader
 from argus.model import calls
-from argus.model.losses import Owner
 from argus.model.records import FLAG_NAME_ADDRESS, MARK_NAME_LEN, NAME_LEN
 from argus.system.proc import owner_of
 
@@ -35,14 +33,6 @@ _MAX_OPEN_BYTES = 256 << 20
 """Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
 _LONGEST_NAME = 1 << 14
 """Bytes that are read from a process to find the end of a name: templates make names of some thousands."""
-KEPT_HANDLES = 1 << 17
-"""Kernels of a process whose names are known, at most: some 30 MB. `import torch` registers 40,000; a program that
-makes kernels as it runs never stops making others. Beyond it, the half goes that was launched longest ago, or never."""
-OF_PROCESS, OF_ALL = 64 << 20, 256 << 20
-"""Bytes of the names of a process's kernels, and of all; beyond them a quarter goes at least, of the owner who has most
-first. `import torch` brings some 10 MB."""
-_ENTRY = 200
-"""Bytes that a kernel takes besides its name."""
 _NAME = re.compile(rb"[!-~\x80-\xff]+")
 """What a name may consist of. Anything else is not, or no longer, one."""
 
@@ -162,10 +152,7 @@ class KernelNames:
     def __init__(self, look_ups: LookUps | None = None) -> None:
         self._look_ups: LookUps = look_ups or _Unbounded()
         # By process and handle: a name as people read it, or as the program has it, or what was learned of it.
-        self._known: dict[int, dict[int, str | bytes | _Unread]] = {}
-        self._bytes: Counter[int] = Counter()
-        """What the names of each process take, or more: names that replace others are added."""
-        self._total = 0
+        self._books = Books(lambda pid: owner_of(pid))
         self._memories: dict[int, _Memory] = {}
         self._roots: dict[int, int] = {}
         """Descriptors of the processes' root folders."""
@@ -200,22 +187,18 @@ class KernelNames:
             strict=True,
         )
         for pid, handle, parent, same_name, later, address, length, at in rows:
-            book = self._known.setdefault(pid, {})
+            book = self._books.of(pid)
             if same_name:
-                if parent in book:
-                    book[handle] = book[parent]
+                if (name := book.get(parent)) is not None:
+                    self._books.learn(book, handle, name)
             elif later:
                 if pid not in memories:
                     memories[pid] = self._memory(pid)
-                book[handle] = (text[at : at + length], address, memories[pid])
+                self._books.learn(book, handle, (text[at : at + length], address, memories[pid]))
             elif length:
-                book[handle] = text[at : at + length]
-        pids, place, count = np.unique(taken["pid"], return_inverse=True, return_counts=True)
-        lengths = np.where(_SAME_NAME[taken["call"]], 0, taken["name_len"])
-        sizes = np.bincount(place.ravel(), np.minimum(lengths, NAME_LEN)) + _ENTRY * count
-        for pid, size in zip(pids.tolist(), sizes.tolist(), strict=True):
-            self._weighs(pid, self._bytes[pid] + int(size))
-            self._make_room(pid)
+                self._books.learn(book, handle, text[at : at + length])
+        for pid in np.unique(taken["pid"]).tolist():
+            self._books.make_room(pid)
 
     def complete(self, marks: NDArray[np.void]) -> NDArray[np.void]:
         """Reads the names of marks that the kernel side could not: of those, the name is its address.
@@ -254,57 +237,9 @@ class KernelNames:
             memory = memories[pid]
             return None if memory is None else memory.string(address)
 
-    def _make_room(self, pid: int) -> None:
-        """Forgets what was launched longest ago, once there is too much: names of a process are in that order from a
-        half of what is kept on."""
-        if len(self._known.get(pid, {})) > KEPT_HANDLES:
-            self._keep(pid, KEPT_HANDLES // 2)
-        if self._bytes[pid] > OF_PROCESS:
-            self._weigh(pid)
-            while self._bytes[pid] > OF_PROCESS * 3 // 4:
-                self._keep(pid, len(self._known[pid]) // 2)
-        if self._total > OF_ALL:
-            self._share()
-
-    def _share(self) -> None:
-        """Makes room for all: the largest book of the owner who has most loses its half, until a quarter is left."""
-        owners: dict[int, Owner] = {}
-        held: Counter[Owner] = Counter()
-        for pid in list(self._known):
-            self._weigh(pid)
-            owners[pid] = owner_of(pid)
-            held[owners[pid]] += self._bytes[pid]
-        while self._total > OF_ALL * 3 // 4:
-            owner, _ = held.most_common(1)[0]
-            pid = max((pid for pid in owners if owners[pid] == owner), key=lambda pid: self._bytes[pid])
-            before = self._bytes[pid]
-            self._keep(pid, len(self._known[pid]) // 2)
-            held[owner] -= before - self._bytes[pid]
-
-    def _keep(self, pid: int, number: int) -> None:
-        """Keeps so many names of a process, those that were launched last."""
-        book = self._known[pid]
-        self._known[pid] = dict(islice(book.items(), len(book) - number, None))
-        self._weigh(pid)
-
-    def _weigh(self, pid: int) -> None:
-        """Finds out what the names of a process take: each once, whatever kernels have it."""
-        book = self._known.get(pid, {})
-        names = {id(name): name for name in book.values()}
-        size = sum(
-            sys.getsizeof(name) if isinstance(name, (str, bytes)) else sys.getsizeof(name[0]) + _ENTRY
-            for name in names.values()
-        )
-        self._weighs(pid, size + _ENTRY * len(book))
-
-    def _weighs(self, pid: int, nbytes: int) -> None:
-        self._total += nbytes - self._bytes[pid]
-        self._bytes[pid] = nbytes
-
     def forget(self, pid: int) -> None:
         """Drops the names of a process that ended or replaced its program."""
-        self._known.pop(pid, None)
-        self._total -= self._bytes.pop(pid, 0)
+        self._books.forget(pid)
         self._memories.pop(pid, None)
         self._maps.pop(pid, None)
         if (root := self._roots.pop(pid, -1)) >= 0:
@@ -316,12 +251,10 @@ class KernelNames:
 
     def name(self, pid: int, handle: int, layer: calls.Layer) -> str:
         """The name of a kernel, or ``kernel@0x…`` where none is known."""
-        book = self._known.setdefault(pid, {})
+        book = self._books.of(pid)
+        if (launched := book.launch(handle)) is not None:
+            return launched
         remembered = book.get(handle)
-        if isinstance(remembered, str):
-            if len(book) > KEPT_HANDLES // 2:
-                book[handle] = book.pop(handle)
-            return remembered
         if not self._look_ups.may_look_up(pid):
             return f"kernel@{handle:#x}"  # there may be time for it later
         with self._look_ups.looking_up(pid):
@@ -331,10 +264,8 @@ class KernelNames:
         if name is None:
             self.unresolved += 1
             name = f"kernel@{handle:#x}"
-        book.pop(handle, None)
-        book[handle] = name
-        self._weighs(pid, self._bytes[pid] + sys.getsizeof(name) + _ENTRY)
-        self._make_room(pid)
+        self._books.launch(book, handle, name)
+        self._books.make_room(pid)
         return name
 
     def _read(self, pid: int, symbol: bytes | _Unread) -> str | None:

@@ -97,6 +97,7 @@ CLASSES = {
     "capture/sampler": ("StackProbes",),
     "tables/collectives": ("Generations", "_Process"),
     "capture/process/names": ("KernelNames",),
+    "capture/kernel_books": ("Books", "Texts", "Book"),
     "capture/reader/reader": ("Reader",),
     "capture/process/demangler": ("Demangler",),
     "cupti/names_room": ("NamesRoom",),

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from argus.capture import kernel_books
 from argus.capture.process import names as names_module
 from argus.capture.process.names import KernelNames, demangle
 from argus.model import calls, event_kinds, records
@@ -106,7 +107,7 @@ def test_names_are_learned_from_look_ups_by_process() -> None:
 
 def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is launched again and again keeps its name, however long ago it was looked up."""
-    monkeypatch.setattr(names_module, "KEPT_HANDLES", 100)
+    monkeypatch.setattr(kernel_books, "KEPT_HANDLES", 100)
     names = KernelNames()
     names.learn(control("cuModuleGetFunction", 10, 1, b"gemm"))
     names.learn(control("cuModuleGetFunction", 11, 1, b"another's"))
@@ -116,7 +117,7 @@ def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(monkeypa
             names.learn(control("cuModuleGetFunction", 10, number, b"fused_%d" % number))
         assert names.name(10, 1, driver) == "gemm"
         assert names.name(10, number, driver) == (f"fused_{number}" if number % 3 else f"kernel@{number:#x}")
-        assert len(names._known[10]) <= 100
+        assert len(names._books.of_pid[10]) <= 100
     assert names.name(10, 2, driver) == "kernel@0x2", "it went"
     assert names.name(10, 4999, driver) == "fused_4999"
     assert names.name(11, 1, driver) == "another's"
@@ -124,7 +125,7 @@ def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(monkeypa
 
 def test_names_of_all_processes_are_bounded_by_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has most loses those that were launched longest ago."""
-    monkeypatch.setattr(names_module, "OF_ALL", 100_000)
+    monkeypatch.setattr(kernel_books, "OF_ALL", 100_000)
     monkeypatch.setattr(names_module, "owner_of", lambda pid: (pid // 100, ""))
     names = KernelNames()
     driver = calls.Layer.DRIVER
@@ -133,22 +134,21 @@ def test_names_of_all_processes_are_bounded_by_owner(monkeypatch: pytest.MonkeyP
     for pid in range(200, 212):
         for number in range(1, 100):
             names.learn(control("cuModuleGetFunction", pid, number, b"k" * 170))
-            assert names._total <= 100_000
-            assert names._total == sum(names._bytes.values())
+            assert names._books.total <= 100_000
     assert [names.name(100, number, driver) for number in range(1, 31)] == [f"honest_{n}" for n in range(1, 31)]
     for pid in (100, *range(200, 212)):
         names.forget(pid)
-    assert names._total == 0
+    assert names._books.total == 0
 
 
 def test_long_names_of_a_process_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names_module, "OF_PROCESS", 100_000)
+    monkeypatch.setattr(kernel_books, "OF_PROCESS", 100_000)
     monkeypatch.setattr(names_module, "demangle", lambda symbol, pid: f"{symbol} {'x' * 4000}")
     names = KernelNames()
     for number in range(1, 500):
         names.learn(control("cuModuleGetFunction", 10, number, b"k%d" % number))
         assert names.name(10, number, calls.Layer.DRIVER).startswith(f"k{number} ")
-        assert sum(len(str(name)) for name in names._known[10].values()) <= 100_000
+        assert sum(len(str(name)) for name in names._books.of_pid[10].launched.values()) <= 100_000
     assert names.name(10, 499, calls.Layer.DRIVER).startswith("k499 ")
 
 
@@ -168,11 +168,6 @@ def test_names_within_the_bounds_are_those_that_were_learned_last(monkeypatch: p
         else:
             expected = known.setdefault((pid, handle), f"kernel@{handle:#x}")
             assert names.name(pid, handle, calls.Layer.DRIVER) == expected
-        assert names._total == sum(names._bytes.values())
-    least = dict(names._bytes)
-    for pid in least:
-        names._weigh(pid)
-        assert names._bytes[pid] <= least[pid] + 100 * len(names._known.get(pid, {})), "what was added covers it"
 
 
 def unread(pid: int, handle: int, address: int, start: bytes = b"") -> np.ndarray:
