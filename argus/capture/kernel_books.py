@@ -38,7 +38,7 @@ class Text:
 
     def __init__(self, text: Any) -> None:
         self.text = text
-        self.size = sys.getsizeof(text) + _TEXT
+        self.size = Texts.size_of(text)
         self.times = 0
 
 
@@ -55,6 +55,14 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self._of)
+
+    def __contains__(self, text: str | bytes) -> bool:
+        return text in self._of
+
+    @staticmethod
+    def size_of(text: str | bytes) -> int:
+        """What a text takes."""
+        return sys.getsizeof(text) + _TEXT
 
     def hold(self, text: str | bytes) -> Text:
         """One more has this text."""

@@ -288,12 +288,13 @@ class Buffers:
             return place
         size = sys.getsizeof(text)  # of each character one, two or four bytes
         over = len(self.names) >= MAX_NAMES or self._names_bytes + size > MAX_NAMES_BYTES
-        if over or not self.room.take(size + NAME_BYTES):
+        kept = None if over else self.room.take(text, NAME_BYTES)
+        if kept is None:
             self.names_unread += pointer not in self.pointers
             return 0
         self._names_bytes += size
-        place = self._places[text] = len(self.names)
-        self.names.append(text)
+        place = self._places[kept] = len(self.names)
+        self.names.append(kept)
         return place
 
     def _decode(self, buffer: NDArray[np.uint8], index: NDArray[np.uint32], replaced: bool) -> Batch:

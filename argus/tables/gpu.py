@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -47,8 +46,8 @@ _AT_ONCE = 256
 class Room(Protocol):
     """What names may take (``argus.cupti.names_room.Part``)."""
 
-    def take(self, nbytes: int) -> bool:
-        """Takes room; False: there is none."""
+    def take(self, text: str) -> str | None:
+        """Takes room for a text. Returns the one that is kept; None: there is no room."""
 
 
 class Names:
@@ -78,18 +77,18 @@ class Names:
         for first in range(len(self.codes), len(symbols), _AT_ONCE):
             part = symbols[first : first + _AT_ONCE]
             for symbol, name in zip(part, demangle_all(part, self._pid), strict=True):
-                word = name if name is symbol or name in self._places or self._fits(name) else symbol
+                word = name if name is symbol or name in self._places else self._kept(name) or symbol
                 place = self._places.setdefault(word, len(self.words))
                 if place == len(self.words):
                     self.words.append(word)
                 fresh.append(place)
         self.codes = np.concatenate([self.codes, np.array(fresh, np.int32)])
 
-    def _fits(self, name: str) -> bool:
-        if self._room is None or self._room.take(sys.getsizeof(name)):
-            return True
-        demangler.given_up += 1
-        return False
+    def _kept(self, name: str) -> str:
+        """The one that is kept; empty: there is no room for it."""
+        kept = name if self._room is None else self._room.take(name)
+        demangler.given_up += kept is None
+        return kept or ""
 
     def of(self, ids: NDArray[np.uint32]) -> NDArray[np.int32]:
         """Places in ``words`` of names by id; 0, which is empty, for an id that nobody named."""

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from argus.capture import kernel_books
 from argus.cupti import buffers, names_room
 from argus.cupti.buffers import Buffers
 from argus.cupti.names_room import NamesRoom, Part
@@ -21,53 +22,104 @@ def owned(monkeypatch: pytest.MonkeyPatch, of_all: int, of_part: int) -> NamesRo
     monkeypatch.setattr(names_room, "shared", room)
     monkeypatch.setattr(names_room, "OF_ALL", of_all)
     monkeypatch.setattr(names_room, "OF_PART", of_part)
+    for name, part in (("SPARE", 8), ("LITTLE_OF_USER", 16), ("LITTLE", 24)):
+        monkeypatch.setattr(names_room, name, of_all // part)
     monkeypatch.setattr(names_room, "owner_of", lambda pid: (1 if pid < 100 else pid, ""))
     return room
 
 
+def filled(part: Part, size: int = 1000) -> int:
+    """Takes names of this size until there is no room for one more, and returns how many bytes it has."""
+    while part.take(f"{part.names} {id(part)} ", size - TEXT) is not None:
+        pass
+    return part.names
+
+
+TEXT = kernel_books.Texts.size_of("x" * 24)
+"""What a text of the tests takes, about."""
+
+
 def test_owners_share_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = owned(monkeypatch, 1000, 400)
+    room = owned(monkeypatch, 24_000_000, 4_000_000)
     parts = [Part(pid) for pid in range(10)]
     for part in parts:
-        while part.take(10):
-            pass
-    assert room.total == 500, "one alone has half"
-    assert parts[0].names == 400, "and a process its part"
+        filled(part)
+    assert 19_900_000 < room.total <= 20_000_000, "one alone has all but an eighth and a part in 24"
+    assert 3_990_000 < parts[0].names <= 4_000_000, "and a process its part"
     later = [Part(200), Part(300)]
     for part in later:
-        while part.take(10):
-            pass
-    assert [part.names for part in later] == [250, 120]
+        filled(part)
+    assert later[0].names > 990_000
+    assert later[1].names > 990_000
     del part, parts, later
     assert not room.total
     assert not room.held
+    assert not room.users
+    assert not room.texts
+
+
+def test_a_user_s_many_containers_leave_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = owned(monkeypatch, 24_000_000, 24_000_000)
+    greedy = [Part(1, (7, f"c{number}")) for number in range(40)]
+    for part in greedy:
+        filled(part)
+    assert greedy[1].names > 990_000, "another container of the user has some"
+    honest = [Part(1, (user, "")) for user in (8, 9)]
+    assert filled(honest[0]) > 1_490_000
+    assert filled(honest[1]) > 740_000
+    assert room.total <= 24_000_000
+
+
+def test_ranks_of_a_job_have_their_texts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = owned(monkeypatch, 192 << 20, 48 << 20)
+    ranks = [Part(rank) for rank in range(64)]
+    texts = [f"{number} {'x' * 2000}" for number in range(2000)]
+    first = [ranks[0].take(text, names_room.NAME_BYTES) for text in texts]
+    for part in ranks[1:]:
+        assert all(
+            part.take(f"{number} {'x' * 2000}", names_room.NAME_BYTES) is kept for number, kept in enumerate(first)
+        )
+        assert part.hold(3000)
+    texts_bytes = sum(map(kernel_books.Texts.size_of, texts))
+    assert room.total == texts_bytes + 64 * 2000 * names_room.NAME_BYTES + 63 * 3000 * names_room.POINTER_BYTES
+    del part, ranks
+    assert room.total == 0
 
 
 def test_what_is_held_is_what_the_parts_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(2)
     room = owned(monkeypatch, 100_000, 30_000)
     parts: dict[int, Part] = {}
+    texts: dict[int, list[str]] = {}
     for _ in range(3000):
         pid = rng.choice([1, 2, 3, 200, 300])
         part = parts.setdefault(pid, Part(pid))
+        of_part = texts.setdefault(pid, [])
         if rng.random() < 0.05:
-            del parts[pid], part
+            del parts[pid], texts[pid], part
         elif rng.random() < 0.5:
-            before = part.names
-            assert part.take(500) == (part.names > before)
+            text = f"{rng.randrange(60)}"
+            kept = part.take(text, 100)
+            assert kept in (None, text)
+            of_part += [] if kept is None else [text]
         else:
             number = rng.randrange(100)
             assert part.hold(number) == (part.pointers == number * names_room.POINTER_BYTES)
         held: Counter[int] = Counter()
+        known: set[tuple[int, str]] = set()
         for pid, each in parts.items():
             assert each.names + each.pointers <= 30_000
-            held[1 if pid < 100 else pid] += each.names + each.pointers
+            user = 1 if pid < 100 else pid
+            held[user] += each.pointers + 100 * len(texts[pid])
+            known |= {(user, text) for text in texts[pid]}
+        for user, text in known:
+            held[user] += kernel_books.Texts.size_of(text)
         assert room.total == held.total() <= 100_000
-        assert {user: nbytes for (user, _), nbytes in room.held.items()} == +held
+        assert {user: nbytes for (user, _), nbytes in room.held.items()} == +held == room.users
 
 
 def test_names_without_room_are_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = owned(monkeypatch, 200_000, 60_000)
+    room = owned(monkeypatch, 800_000, 60_000)
     texts = Texts()
     processes = [made(texts) for _ in range(10)]
     for number, one in enumerate(processes):
@@ -78,7 +130,7 @@ def test_names_without_room_are_lost_and_counted(monkeypatch: pytest.MonkeyPatch
                 name in ("", f"kernel {pointer}") for name, pointer in zip(named, range(first, first + 50), strict=True)
             )
             assert len(one.pointers) <= 300 + 50
-    assert room.total <= 100_000
+    assert room.total <= 800_000
     assert all(one.names_unread for one in processes)
     other = made(texts)
     other.room = Part(200)
