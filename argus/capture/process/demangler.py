@@ -43,6 +43,12 @@ symbol."""
 SAVED_S = 1.0
 """Time for the symbols of a process: what it may take at once, enough for 25,000 large ones or 100,000 small ones of
 libtorch."""
+BUSY = 5
+"""A process pays for so many times the CPU time of the child, not for all that a busy node makes of it."""
+WAITED = 2
+"""But the loop waits for no longer than so many times what a process may take."""
+LEAST_S = 20e-6
+"""What a symbol counts at least: the child's clock has ticks."""
 REFILL = 0.05
 """What a process may take on and on, as a share of the time."""
 _SAFE_WORK = 1 << 16
@@ -309,7 +315,10 @@ class Demangler:
             begun = time.monotonic()
             answers = self._child.ask(symbols[: max(count, 1)])
             waited_s = time.monotonic() - begun
-            self._spend(source, waited_s)
+            cpu_s = sum(max(each_s, LEAST_S) for _, each_s in answers)
+            busy_s = max(min(waited_s, BUSY * cpu_s), waited_s / WAITED)
+            # Of an end of the child nobody knows the CPU time.
+            self._spend(source, waited_s if answers[-1][0] is None else busy_s)
             _waits.seconds = waits_s() + waited_s
             for symbol, (name, cpu_s) in zip(symbols, answers, strict=False):
                 self.given_up += name is None

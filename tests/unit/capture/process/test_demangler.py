@@ -104,6 +104,28 @@ def test_a_child_that_is_starved_strikes_nobody(monkeypatch: pytest.MonkeyPatch)
     assert not names._strikes[7]
 
 
+def test_a_busy_node_takes_half_of_what_it_makes_a_process_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(answer_s=0.001, cpu_s=40e-6)
+    names = demangler_at(monkeypatch, clock)
+    assert names.names(large(1900), 7) == [f"name of {symbol}" for symbol in large(1900)]
+    assert names.given_up == 0
+    calm = Clock(answer_s=40e-6, cpu_s=40e-6)
+    names = demangler_at(monkeypatch, calm)
+    names.names(large(100), 7)
+    assert names._left_s(7) == pytest.approx(SAVED_S - 100 * 40e-6, rel=0.01), "a calm one all"
+
+
+@pytest.mark.parametrize("cpu_s", [0.0, 40e-6, 0.005])
+def test_who_starves_the_child_holds_the_loop_for_two_seconds(monkeypatch: pytest.MonkeyPatch, cpu_s: float) -> None:
+    clock = Clock(answer_s=0.02, cpu_s=cpu_s)
+    names = demangler_at(monkeypatch, clock)
+    begun = clock.now
+    names.names(large(4000), 7)
+    waited_s = clock.now - begun
+    assert waited_s < demangler.WAITED * SAVED_S * (1 + demangler.REFILL * 3) + demangler.WAIT_S
+    assert names.given_up > 3000
+
+
 def test_names_of_any_mixture_are_those_of_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as honest programs have, in any order and with repetitions: the same as each alone."""
     rng = random.Random(5)
