@@ -39,6 +39,8 @@ _NAME_HEADER = struct.Struct("<QII")
 MOST_LOOKED_UP = 1 << 14
 """Pointers to names that are looked up in one turn, but for those of its last buffer. A program has some thousands of
 kernels; buffers that remain come in the next turn."""
+MOST_WITHOUT = 2048
+"""Pointers that are remembered since their names are lost: 0.3 MB. Those beyond count whenever they are looked up."""
 MOST_BYTES_AT_ONCE = 16 << 20
 """Of buffers that are taken in one turn: some 100,000 records. Further ones come in the next."""
 
@@ -139,6 +141,8 @@ class Buffers:
         self._copy = np.empty(0, np.uint8)
         self._looked_up: set[int] = set()
         """Pointers whose text was looked up for this flush, or that have none."""
+        self._without: dict[int, int] = {}
+        """Pointers whose names are lost, and the flush in which they were last looked up."""
         self._looked_up_now = 0  # in this turn
         self._flushes = -1
         self.names_unread = 0
@@ -260,23 +264,32 @@ class Buffers:
             at = index[kinds == kind] if offsets else index[:0]
             words_of_ops += [words[place[place < len(words)]] for place in ((at + offset) >> 3 for offset in offsets)]
         pointers = np.unique(np.concatenate(words_of_ops)).tolist()
-        fresh = [pointer for pointer in pointers if pointer and pointer not in self._looked_up]
+        pointers = [pointer for pointer in pointers if pointer and self._without.get(pointer) != self._flushes]
+        fresh = [pointer for pointer in pointers if pointer not in self._looked_up]
         if len(self._looked_up) + len(fresh) > MAX_NAMES:  # whatever the process says of its flushes
             self._looked_up.clear()
             self.pointers.clear()
-            fresh = [pointer for pointer in pointers if pointer]
+            fresh = pointers
         self._looked_up_now += len(fresh)
         for pointer, text in zip(fresh, self.texts.at(fresh) if fresh else [], strict=True):
-            if text is None:
-                self.names_unread += pointer not in self.pointers
-            else:
-                self.pointers[pointer] = self._named(pointer, text.decode(errors="backslashreplace"))
+            if text is not None:
+                place = self.pointers[pointer] = self._named(pointer, text.decode(errors="backslashreplace"))
+                if place:
+                    self._without.pop(pointer, None)
+            elif pointer not in self.pointers:
+                self._lose(pointer)
         self._looked_up.update(fresh)
         if not self.room.hold(len(self.pointers) + len(self._looked_up) // 2):
             # The next buffer's are looked up anew; what this one's are called has to be known until it is decoded.
             self._looked_up.clear()
             for pointer in self.pointers.keys() - pointers:
                 del self.pointers[pointer]
+
+    def _lose(self, pointer: int) -> None:
+        """The name at a pointer is lost. It is not looked up again in this flush, and counts once."""
+        self.names_unread += pointer not in self._without
+        if pointer in self._without or len(self._without) < MOST_WITHOUT:
+            self._without[pointer] = self._flushes
 
     def _named(self, pointer: int, text: str) -> int:
         """The id of a name; 0: there is no room for another one."""
@@ -290,7 +303,8 @@ class Buffers:
         over = len(self.names) >= MAX_NAMES or self._names_bytes + size > MAX_NAMES_BYTES
         kept = None if over else self.room.take(text, NAME_BYTES)
         if kept is None:
-            self.names_unread += pointer not in self.pointers
+            if self.pointers.get(pointer) != 0:
+                self._lose(pointer)
             return 0
         self._names_bytes += size
         place = self._places[kept] = len(self.names)

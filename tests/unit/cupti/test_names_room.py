@@ -171,3 +171,23 @@ def test_a_process_keeps_no_more_than_before(monkeypatch: pytest.MonkeyPatch) ->
     owned(monkeypatch, 1 << 30, 1 << 30)
     one = Buffers(1)
     assert [one._named(number, f"{number}") for number in range(1, 20)] == [*range(1, 10), *[0] * 10]
+
+
+def test_a_name_without_room_counts_once_and_is_looked_up_once_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    owned(monkeypatch, 1 << 30, 0)
+    texts = Texts()
+    one = made(texts)
+    for flush in (1, 2):
+        for _ in range(50):
+            assert taken(one, range(1, 201), flush) == [""] * 200
+            assert taken(one, range(201, 401), flush) == [""] * 200
+        assert one.names_unread == 400
+        assert len(texts.asked) == 400 * flush
+    monkeypatch.setattr(names_room, "OF_PART", 1 << 30)
+    assert taken(one, range(1, 201), 3) == [f"kernel {pointer}" for pointer in range(1, 201)], "there is room now"
+    monkeypatch.setattr(buffers, "MOST_WITHOUT", 500)
+    monkeypatch.setattr(names_room, "OF_PART", 0)
+    for first in range(1000, 3000, 100):
+        taken(one, range(first, first + 100), 4)
+    assert len(one._without) == 500
+    assert one.names_unread == 2400
