@@ -23,6 +23,7 @@ from argus.cupti.layouts import Layouts
 from argus.cupti.names_room import NAME_BYTES, Part
 from argus.cupti.shared import SlotState
 from argus.model.errors import ArgusError
+from argus.model.losses import Owner
 
 _MAX_NAME_BYTES = 1 << 16
 MAX_NAMES, MAX_NAMES_BYTES = 1 << 17, 32 << 20
@@ -121,7 +122,7 @@ class Buffers:
         unknown_bytes, names_unread, unfinished_buffers, unfinished, salvaged, rejected: Counted, see docs/gpu-times.md.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, owner: Owner | None = None) -> None:
         self._pid = pid
         self.names: list[str] = [""]
         self.records = 0
@@ -135,7 +136,7 @@ class Buffers:
         """Addresses of names in the process -> their ids; twice ``MAX_NAMES`` at most."""
         self._places = {"": 0}
         self._names_bytes = 0
-        self.room = Part(pid)
+        self.room = Part(pid, owner)
         self._helper_ids: list[int] = [0]  # the helper's id of a name -> its place in ``names``
         self._names_read = 0
         self._copy = np.empty(0, np.uint8)

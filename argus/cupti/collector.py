@@ -27,6 +27,7 @@ from argus.cupti.buffers import Buffers, Damaged
 from argus.cupti.decode import REJECTIONS, Batch
 from argus.cupti.shared import Command, SlotState, State
 from argus.model.errors import ArgusError
+from argus.model.losses import Owner
 
 LOOK_S = 1.0
 """Between looks for a helper, and for whether the process still maps it."""
@@ -136,6 +137,7 @@ class Collector:
     Args:
         pid: The process.
         options: How to collect.
+        owner: Whose it is; None: it is asked for when names first take room.
 
     Attributes:
         state: ``CollectorState``.
@@ -147,7 +149,7 @@ class Collector:
         from_the_start: The process waited for CUPTI before its first CUDA call (`argus run`).
     """
 
-    def __init__(self, pid: int, options: CuptiOptions | None = None) -> None:
+    def __init__(self, pid: int, options: CuptiOptions | None = None, owner: Owner | None = None) -> None:
         self.pid = pid
         self.options = options or CuptiOptions()
         self.state = CollectorState.WAITING
@@ -156,7 +158,7 @@ class Collector:
         self.from_the_start = False
         self.armed = False
         self.takes = True
-        self.buffers = Buffers(pid)
+        self.buffers = Buffers(pid, owner)
         self._step = _Step.LOOKING
         self._fd = -1
         self._pidfd = -1

@@ -44,12 +44,13 @@ class CuptiProgram:
         pid: The process.
         options: How it is collected.
         look_ups: When its threads may be read.
+        owner: Whose it is.
     """
 
-    def __init__(self, pid: int, options: CuptiOptions, look_ups: LookUps) -> None:
-        self.collector = Collector(pid, options)
+    def __init__(self, pid: int, options: CuptiOptions, look_ups: LookUps, owner: Owner) -> None:
+        self.collector = Collector(pid, options, owner)
         self.correlator = Correlator(api=options.api, host_tids=HostTids(pid, look_ups))
-        self.names = gpu_rows.Names(pid, Part(pid))
+        self.names = gpu_rows.Names(pid, Part(pid, owner))
         self.batches: list[Batch] = []
         self._kinds = np.zeros(0, np.uint8)
 

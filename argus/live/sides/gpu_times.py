@@ -170,7 +170,7 @@ class GpuSide(Side):
         return process
 
     def _program_of(self, process: GpuProcess) -> CuptiProgram:
-        return CuptiProgram(process.target.pid, self._duties.of(process.owner).options, self._session)
+        return CuptiProgram(process.target.pid, self._duties.of(process.owner).options, self._session, process.owner)
 
     def callers(self) -> set[int]:
         """Processes that are no ranks yet and of which operations have come."""

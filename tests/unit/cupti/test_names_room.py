@@ -191,3 +191,11 @@ def test_a_name_without_room_counts_once_and_is_looked_up_once_a_flush(monkeypat
         taken(one, range(first, first + 100), 4)
     assert len(one._without) == 500
     assert one.names_unread == 2400
+
+
+def test_an_owner_that_is_given_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = owned(monkeypatch, 1 << 30, 1 << 30)
+    monkeypatch.delattr(names_room, "owner_of")
+    one = Buffers(1, (7, "c"))
+    one._named(1, "kernel")
+    assert set(room.held) == {(7, "c")}

@@ -157,8 +157,8 @@ class FakeCollector:
     armed: set[int]
     kernels: tuple[str, ...]
 
-    def __init__(self, pid: int, options: CuptiOptions) -> None:
-        self.pid, self.options = pid, options
+    def __init__(self, pid: int, options: CuptiOptions, owner: Owner = (-1, "")) -> None:
+        self.pid, self.options, self.owner = pid, options, owner
         self.state, self.reason = CollectorState.ON, ""
         self.from_the_start = False
         self.armed = self.takes = True
