@@ -46,18 +46,19 @@ class Texts:
     """The texts of one owner: each once, however many of its processes have it.
 
     Attributes:
+        known: Of each what is known.
         nbytes: What they take.
     """
 
     def __init__(self) -> None:
-        self._of: dict[str | bytes, Text] = {}
+        self.known: dict[str | bytes, Text] = {}
         self.nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self.known)
 
     def __contains__(self, text: str | bytes) -> bool:
-        return text in self._of
+        return text in self.known
 
     @staticmethod
     def size_of(text: str | bytes) -> int:
@@ -66,25 +67,25 @@ class Texts:
 
     def hold(self, text: str | bytes) -> Text:
         """One more has this text."""
-        known = self._of.get(text)
+        known = self.known.get(text)
         if known is None:
-            known = self._of[text] = Text(text)
+            known = self.known[text] = Text(text)
             self.nbytes += known.size
         known.times += 1
         return known
 
     def drop(self, text: str | bytes) -> Text:
         """One less has it."""
-        known = self._of[text]
+        known = self.known[text]
         known.times -= 1
         if not known.times:
-            del self._of[text]
+            del self.known[text]
             self.nbytes -= known.size
         return known
 
     def compact(self) -> None:
         """Gives room back that texts took which are dropped: a dict never shrinks by itself."""
-        self._of = {**self._of}
+        self.known = {**self.known}
 
 
 class _Owned:
@@ -110,8 +111,8 @@ class Book:
         nbytes: What they would take if the owner had no other process.
     """
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
+    def __init__(self, owner: Owner, owned: _Owned) -> None:
+        self.owner, self.owned = owner, owned
         self.learned: dict[int, Any] = {}
         self.launched: dict[int, str] = {}
         self.nbytes = 0
@@ -154,15 +155,37 @@ class Books:
         """A process's."""
         book = self.of_pid.get(pid)
         if book is None:
-            book = self.of_pid[pid] = Book(self._owner_of(pid))
-            self._of_owner.setdefault(book.owner, _Owned()).pids.add(pid)
+            owner = self._owner_of(pid)
+            book = self.of_pid[pid] = Book(owner, self._of_owner.setdefault(owner, _Owned()))
+            book.owned.pids.add(pid)
         return book
 
     def learn(self, book: Book, handle: int, name: Any) -> None:
         """A kernel is called so, whatever it was called before. There need not be room yet (``make_room``)."""
-        if handle in book.learned or handle in book.launched:
-            self._forget_one(book, handle)
-        book.learned[handle] = self._enter(book, name, 1)
+        learned = book.learned
+        if handle in learned or handle in book.launched:
+            if (before := learned.pop(handle, None)) is not None and before == name:
+                learned[handle] = before  # the newest
+                return
+            if before is not None:
+                self._enter(book, before, -1)
+            else:
+                self._forget_one(book, handle)
+        # As ``_enter``, of which an import has tens of thousands.
+        owned, later = book.owned, type(name) is tuple
+        texts, text = owned.texts, name[0] if later else name
+        size = _ENTRY + _UNREAD if later else _ENTRY
+        held = texts.known.get(text)
+        if held is None:
+            self.total -= texts.nbytes
+            held = texts.hold(text)
+            self.total += texts.nbytes
+        else:
+            held.times += 1
+        owned.entries += size
+        book.nbytes += size + held.size
+        self.total += size
+        learned[handle] = (held.text, *name[1:]) if later else held.text
 
     def launch(self, book: Book, handle: int, name: str) -> None:
         """A kernel is launched, and this is what it is called."""
@@ -177,7 +200,7 @@ class Books:
 
     def _enter(self, book: Book, name: Any, number: int) -> Any:
         """One entry more, or less. Returns it, with the owner's own text."""
-        owned = self._of_owner[book.owner]
+        owned = book.owned
         before = owned.texts.nbytes
         later = isinstance(name, tuple)
         text = name[0] if later else name

@@ -113,9 +113,9 @@ def kernel_version() -> tuple[int, int]:
 GOING_NS = 1_000_000_000
 """Within that a window's probes are gone where everybody answers, or those of one file after those of another: before,
 no other window begins."""
-LONGEST_GOING_NS, LONGEST_GOING_ALONE_NS = 2_000_000_000, 8_000_000_000
-"""However many there are, none is waited for longer; where they are all of one user. On a busy node those of 30 files
-took 6.3 s."""
+LONGEST_GOING_NS = 8_000_000_000
+"""However many there are, none is waited for longer. On a busy node those of 30 files took 6.3 s. A window that begins
+before is none of a job whose files still have theirs."""
 
 
 class Window:
@@ -165,9 +165,7 @@ class Window:
         """Once it has ended: whether its probes are gone, but for those of files that hang."""
         now_ns, moved_ns = time.monotonic_ns(), self.closing.moved_ns
         hang = bool(moved_ns) and now_ns - max(moved_ns, self.end_ns) > GOING_NS
-        alone = len({attachment.owner[0] for attachment, _ in self._links}) == 1
-        longest_ns = LONGEST_GOING_ALONE_NS if alone else LONGEST_GOING_NS
-        return self.closing.wait(0) or hang or now_ns - self.end_ns > longest_ns
+        return self.closing.wait(0) or hang or now_ns - self.end_ns > LONGEST_GOING_NS
 
     def there(self) -> list[tuple[Attachment, Callable[[float], bool]]]:
         """Once it has ended: files whose probes are not gone, and what returns whether they are."""
@@ -540,15 +538,18 @@ class Probes(TracedProcesses, Counts):
             attachment.skip()
             self.unanswered += 1
             raise TimeoutError(errno.ETIMEDOUT, "others have taken the time")
+        came = False
         try:
             links += link_in_time(make, seconds)
+            came = True
         except OSError as failure:
-            if failure.errno != errno.ESRCH:  # else its process has ended
+            came = failure.errno == errno.ESRCH  # its process has ended
+            if not came:
                 attachment.did_not_answer(failure.wait if isinstance(failure, LateError) else lambda _: True)
                 self.unanswered += 1
             raise
         finally:
-            self._patience.spend(attachment, time.monotonic() - begun)
+            self._patience.spend(attachment, time.monotonic() - begun, came=came)
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone, or after a while (``close_in_time``)."""
@@ -580,7 +581,9 @@ class Probes(TracedProcesses, Counts):
         gone = closing.wait(seconds)
         self._patience.spend_closing(time.monotonic() - begun, gone=gone)
         if not gone and len({each.owner[0] for each in self.attachments}) == 1:
-            closing.wait_on(PATIENCE_S - seconds)
+            seconds, begun = self._patience.closing_s(moving=True), time.monotonic()
+            closing.wait_on(seconds)
+            self._patience.spend_closing(time.monotonic() - begun, gone=True)
         for number, (attachment, _) in enumerate(links):
             if not closing.closed(number):
                 attachment.left_out_until(partial(closing.closed, number))
@@ -678,9 +681,9 @@ class Probes(TracedProcesses, Counts):
             seconds: For how long. They go on a thread of their own.
             only: Numbers of the calls of these subjects that are probed; None: all.
         """
+        if self.window_goes:
+            return None
         if self._window is not None:
-            if not self._window.end_ns or not self._window.gone():
-                return None
             for attachment, gone in self._window.there():
                 attachment.left_out_until(gone)
             self._add_closing(self._window.closing)
@@ -711,8 +714,17 @@ class Probes(TracedProcesses, Counts):
                 files.append((attachment, links))
         if not files:
             return None
-        self._window = Window(chosen, files, seconds, self.hits, lacking)
+        try:
+            self._window = Window(chosen, files, seconds, self.hits, lacking)
+        except BaseException:  # no thread can be started
+            self._let_go_of([(attachment, (links, [])) for attachment, links in files], ())
+            raise
         return self._window
+
+    @property
+    def window_goes(self) -> bool:
+        """Whether the last window is not over, or its probes are going: none is opened before."""
+        return self._window is not None and (not self._window.end_ns or not self._window.gone())
 
     @property
     def pulse(self) -> frozenset[int]:
@@ -733,7 +745,8 @@ class Probes(TracedProcesses, Counts):
         self._close_soon([(each, (links, [])) for each in changed if (links := before.get(id(each)))])
         for attachment in self._patience.begin(changed, files):
             with contextlib.suppress(TimeoutError):  # ``LateProbes`` goes on
-                self.take_pulse(attachment, self.pulse_of(attachment), self.pulse_turn)
+                if (links := self.pulse_of(attachment)) or not self._pulse_points(attachment):
+                    self.take_pulse(attachment, links, self.pulse_turn)
         return [each for each in changed if before.get(id(each)) or self._pulse_points(each)]
 
     def pulse_of(self, attachment: Attachment, *, in_time: bool = True) -> list[int]:

@@ -1453,20 +1453,64 @@ def test_a_file_that_does_not_answer_costs_no_other_user(users: int, monkeypatch
     clocked.held, clocked.takes_s = {"0"}, 0.045
     probes = without_probes([str(file) for file in range(9)], clocked)
     probes.attachments[8].owner = (1000 + users - 1), ""
-    begun, missed, waited_s = clocked.now, 0, 0.0
+    begun, missed, windows, waited_s = clocked.now, 0, 0, 0.0
     for _ in range(50):
         waited_s -= clocked.now
         CHANGES["window"](probes)
         waited_s += clocked.now
-        end(probes._window)
-        missed += sum(each.library.open_path != "0" for each in probes._window.lacking if users == 1)
-        missed += probes.attachments[8] in probes._window.lacking
+        if probes._window is not None:
+            windows += 1
+            end(probes._window)
+            missed += sum(each.library.open_path != "0" for each in probes._window.lacking if users == 1)
+            missed += probes.attachments[8] in probes._window.lacking
         for each in probes.attachments:
             each.answered()
         clocked.now += 2.0
     assert missed == 0
-    if users > 1:
-        assert waited_s <= patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + 50 * clocked.takes_s
+    assert windows == 50 if users > 1 else windows >= 10
+    assert waited_s <= patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + 50 * 8 * clocked.takes_s
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_files_that_nobody_maps_hold_no_change_either(unused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their user counted for nothing: neither its part of a change nor its part of the time held for them."""
+    clocked = Clocked(monkeypatch)
+    probes = without_probes([f"hostile {number}" for number in range(6)], clocked, HOSTILE)
+    clocked.held = {each.library.open_path for each in probes.attachments}
+    for each in probes.attachments:
+        each.unused = unused
+    honest = without_probes([str(number) for number in range(6)], clocked).attachments
+    probes.attachments += honest
+    begun, waited_s = clocked.now, 0.0
+    for _ in range(30):
+        before = clocked.now
+        CHANGES["window"](probes)
+        waited_s += clocked.now - before
+        assert clocked.now - before <= patience.OF_USER_S + 6 * 0.02 + 0.001
+        assert all(each not in probes._window.lacking for each in honest)
+        end(probes._window)
+        for each in probes.attachments:
+            each.answered()
+        clocked.now += 2.0
+    assert waited_s <= patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + 30 * 6 * 0.02
+
+
+def test_probes_that_go_and_come_are_one_change() -> None:
+    """Each of four waits took five seconds: one change of plan held the loop for 18."""
+    clock = SimpleNamespace(now=1000.0)
+    waits = Patience(lambda: clock.now)
+    files = probes_on([str(number) for number in range(30)]).attachments
+    for moving in (True, True):
+        waited_s = waits.closing_s(moving=moving)
+        clock.now += min(waited_s, 3.0)
+        waits.spend_closing(min(waited_s, 3.0), gone=True)
+        for file in waits.begin(files):
+            waited_s = min(waits.seconds(file), 0.3)
+            clock.now += waited_s
+            waits.spend(file, waited_s, came=True)
+    assert clock.now - 1000.0 <= patience.LONGEST_S + 0.001
+    clock.now += 2 * patience.SAME_S
+    assert waits.closing_s(moving=True) == patience.LONGEST_S
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -1579,7 +1623,7 @@ def test_users_who_have_taken_time_are_forgotten() -> None:
     for user in range(2 * patience.USERS):
         (file,) = probes_on(["a"], (user, "")).attachments
         waits.begin([file])
-        waits.spend(file, 0.5)
+        waits.spend(file, 0.5, came=False)
     assert len(waits._saved) == patience.USERS
     assert min(waits._saved) == patience.USERS
 
@@ -1602,6 +1646,7 @@ def test_closings_that_are_quick_are_waited_for(takes_s: float) -> None:
         assert patient.closing_s() == patience.SAVED_S
         clock.now += takes_s
         patient.spend_closing(takes_s, gone=True)
+        clock.now += 0.2
 
 
 def test_closings_that_end_in_time_do_not_add_up() -> None:
@@ -1614,6 +1659,7 @@ def test_closings_that_end_in_time_do_not_add_up() -> None:
         waits.spend_closing(held[-1], gone=held[-1] == 0.7)
     assert held[0] == 0.7
     assert held[5:] == [patience.CLOSING_S] * 95
+    clock.now += 1.0
     (file,) = waits.begin(probes_on(["a"]).attachments)
     assert waits.seconds(file) == patience.OF_FILE_S, "files that are probed have time of their own"
 
@@ -1811,6 +1857,7 @@ def test_a_file_whose_probes_do_not_go_ends_no_windows(hanging: Hanging) -> None
         if not turn:
             assert probes.open_window(["launches"], 0.0) is None, "they may be about to go"
         window.end_ns -= 2 * module_of_probes.GOING_NS
+        window.closing.moved_ns -= 2 * module_of_probes.GOING_NS
         late.go_on(probes)
         assert hanging.there("held") == 1
     assert (held.unanswered, probes.unanswered) == (4, 4)

@@ -235,3 +235,52 @@ def test_a_pulse_that_the_kernel_refuses_is_put_off(kernel: Kernel, monkeypatch:
         join(late)
     assert attachment.answers
     assert not probes.lacks_pulse(attachment)
+
+
+def test_a_pulse_that_its_subject_brings_is_not_seen_without_it(
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a change of plan left a file out, its jobs counted as seen."""
+    probes, clock = pulsed(["0", "1"]), SimpleNamespace(ns=10**9)
+    side, states = a_side(probes, clock, monkeypatch)
+    side.plan = Plan()
+    probes.probed = {"launches"}
+    for attachment in probes.attachments:
+        attachment.optional_links["launches"] = [1], []
+    del probes.attachments[0].optional_links["launches"]
+    for job, state in side._jobs.values():
+        state.end(clock.ns)
+        side._see(job, state)
+    assert [state.seen for _, state in side._jobs.values()] == [False, True]
+    side._see_again()
+    assert [state.seen for _, state in side._jobs.values()] == [False, True]
+    probes.attachments[0].optional_links["launches"] = [2], []
+    side._see_again()
+    assert [state.seen for _, state in side._jobs.values()] == [True, True]
+    assert states
+
+
+def test_no_turn_is_taken_while_probes_of_the_last_window_are_going(
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A turn in which no window could be opened was one all the same: where probes go slowly, it was always that in
+    which all is seen."""
+    probes, clock = pulsed(["0"]), SimpleNamespace(ns=10**9)
+    side, _ = a_side(probes, clock, monkeypatch)
+    opened: list[Any] = []
+    probes = SimpleNamespace(
+        probed=set(), refused={}, pulse=frozenset({LAUNCH}), attachments=[], window_goes=True,
+        open_window=lambda *words: opened.append(words), lacks_pulse=lambda _: False,
+    )  # fmt: skip
+    side._session.probes = probes
+    side.plan = Plan((Rung.LAUNCHES,), duty=0.25, length_s=0.1, period_s=0.4)
+    side._due, turn = 1.0, side._turn
+    monkeypatch.setattr(side, "_pulse_share", lambda: 0.0)
+    side.poll(5.0)
+    assert (side._due, side._turn, opened) == (1.0, turn, [])
+    probes.window_goes = False
+    side.poll(5.1)
+    assert len(opened) == 1
+    assert (side._turn, side._due > 5.1) == (turn + 1, True)

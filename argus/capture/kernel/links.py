@@ -271,8 +271,25 @@ def link_in_time(make: Callable[[], list[int]], seconds: float = PATIENCE_S) -> 
         LateError: It does not return.
         OSError: As of ``link``.
     """
-    making = Aside(make, "argus-link")
+    lock, made, late = threading.Lock(), False, False
+
+    def work() -> list[int]:
+        nonlocal made
+        links = make()
+        with lock:
+            made = not late
+        if late:
+            close_links([(links, [])])
+        return links
+
+    try:
+        making = Aside(work, "argus-link")
+    except RuntimeError as failure:
+        raise OSError(errno.EAGAIN, "no thread can be started") from failure
     if making.wait(seconds):
         return making.result()
-    Aside(lambda: close_links([(making.result(), [])]), "argus-unlink")
+    with lock:
+        late = not made
+    if made:
+        return making.result()
     raise LateError(making)

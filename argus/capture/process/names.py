@@ -186,8 +186,11 @@ class KernelNames:
             range(0, len(text), NAME_LEN),
             strict=True,
         )
+        of_pid = int(taken["pid"][0])
+        book = self._books.of(of_pid)
         for pid, handle, parent, same_name, later, address, length, at in rows:
-            book = self._books.of(pid)
+            if pid != of_pid:
+                book, of_pid = self._books.of(pid), pid
             if same_name:
                 if (name := book.get(parent)) is not None:
                     self._books.learn(book, handle, name)

@@ -281,9 +281,9 @@ def _with_libraries(target: Target, any_program: bool, tree: Tree, hints: bool) 
             )
         if target.libraries.unread and not helpers.number:
             raise ArgusError(
-                f"process {pid} ({Path(target.exe).name}) cannot be traced: not all files that it maps could be read, "
-                "as its user's processes map too many",
-                "Raise the limit (ulimit -Hn), or trace fewer processes",
+                f"process {pid} ({Path(target.exe).name}) cannot be traced: not all files that it maps were read, and "
+                "none that was is libcuda, libcudart or libnccl",
+                "Try again. If its user's processes map very many files, raise the limit (ulimit -Hn)",
                 EXIT_UNAVAILABLE,
             )
         hint = "Trace a process that uses the GPU: `argus trace --all-gpu` finds them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Tally
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class Waits:
         """Waits of these that are not reported yet, since their threads are still to be read: since when."""
         self._asleep_s: dict[int, float] = {}
         """Of users with processes: how long threads of theirs that slept when Argus came were read in this turn."""
+        self._to_come: Tally[int] = Tally()
+        """Of users: processes that ``asleep`` was not called for yet in this turn."""
         self._last = False
         self._turn = 0
         self._served: dict[Hashable, int] = {}
@@ -159,7 +162,7 @@ class Waits:
             if time.monotonic() >= until:
                 return
             owner, pid = process.job.owner, process.pid
-            if owner in refused or pid in refused:
+            if process.quarantined or owner in refused or pid in refused:
                 continue
             if not self._dictionary.has_room(owner):
                 refused.add(owner)
@@ -180,10 +183,7 @@ class Waits:
         for one in unread:
             owner, pid = one[0].job.owner, one[0].pid
             users.setdefault(owner[0], {}).setdefault(owner, {}).setdefault(pid, []).append(one)
-        there: set[Hashable] = set()
-        for pid, process in self._processes.by_pid.items():
-            there |= set(_places(process.job.owner, pid))
-        self._served = {key: turn for key, turn in self._served.items() if key in there}
+        self._forget_served()
 
         def last(place: Hashable) -> int:
             return self._served.get(place, 0)
@@ -196,6 +196,13 @@ class Waits:
                 containers.append(_alternately(iter(threads) for _, threads in processes))
             parts.append(_alternately(containers))
         return _alternately(parts)
+
+    def _forget_served(self) -> None:
+        """When users, containers and processes that are gone had their turns."""
+        there: set[Hashable] = set()
+        for pid, process in self._processes.by_pid.items():
+            there |= set(_places(process.job.owner, pid))
+        self._served = {key: turn for key, turn in self._served.items() if key in there}
 
     def _note_served(self, process: SampledProcess) -> None:
         self._turn += 1
@@ -279,17 +286,28 @@ class Waits:
         self._last = final
         processes = list(self._processes.by_pid.values())
         self._asleep_s = {process.job.owner[0]: 0.0 for process in processes}
+        self._to_come = Tally(process.job.owner[0] for process in processes)
+        self._forget_served()
         return sorted(
             processes,
             key=lambda one: [self._served.get(place, 0) for place in _places(one.job.owner, one.pid)],
         )
 
-    def _may_read_asleep(self, process: SampledProcess) -> bool:
+    def _may_read_asleep(self, process: SampledProcess, until_s: float) -> bool:
         """Whether there is time, and room, for a further thread of a process in this turn."""
         if not self._dictionary.has_room(process.job.owner) or not self._session.has_time(process.pid):
             return False
         held_s = self._asleep_s.get(process.job.owner[0], 0.0)
-        return held_s < HELD_S / max(len(self._asleep_s), 1) and sum(self._asleep_s.values()) < HELD_S
+        return held_s < until_s and sum(self._asleep_s.values()) < HELD_S
+
+    def _part_of(self, process: SampledProcess) -> float:
+        """Until when threads of a process may be read, by what was read of its user's: processes that come later have
+        as much, and at least their main threads."""
+        user = process.job.owner[0]
+        held_s, of_user_s = self._asleep_s.get(user, 0.0), HELD_S / max(len(self._asleep_s), 1)
+        to_come = max(self._to_come[user], 1)
+        self._to_come[user] = to_come - 1
+        return held_s + (of_user_s - held_s) / to_come
 
     def asleep(
         self, process: SampledProcess, usage: NDArray[np.void], pending: Sequence[NDArray[np.void]]
@@ -308,20 +326,21 @@ class Waits:
         with self._session.looking_up(process.pid):
             ran, waits = self._awake(process, usage, pending)
         states: dict[int, int] | None = None
-        may_read = True
-        for one in usage[~ran]:
+        may_read, until_s = True, self._part_of(process)
+        slept = usage[~ran]
+        for one in slept[np.argsort(slept["tid"] != process.pid, kind="stable")]:
             tid = int(one["tid"])
             if tid in process.awake or (process.pid, tid) in self._off:
                 continue
             blocked, since_ns = process.asleep.get(tid), int(one["begin_ns"])
             if blocked is None:
-                may_read = may_read and self._may_read_asleep(process)
+                may_read = may_read and self._may_read_asleep(process, until_s)
                 if not may_read:
                     if self._last:
                         self._count_unread(process)
                     process.unread.setdefault(tid, since_ns)
                     continue
-                since_ns = process.unread.pop(tid, since_ns)
+                since_ns = process.unread.get(tid, since_ns)
                 begun = time.monotonic()
                 with self._session.looking_up(process.pid):
                     if states is None and process.python is not None:
@@ -332,6 +351,7 @@ class Waits:
                 self._note_served(process)
                 if blocked is None:
                     continue
+                process.unread.pop(tid, None)
                 process.asleep[tid] = blocked
             waits.append((tid, blocked, since_ns, int(one["end_ns"])))
         process.asleep_until_ns = int(usage["end_ns"].max())

@@ -490,7 +490,7 @@ class GpuSide(Side):
     def _count(self, process: GpuProcess, program: CuptiProgram) -> None:
         """Keeps what a program that is no more has counted."""
         self._counted = _sum(self._counted, program)
-        self._duties.of(process.owner).ended += program.correlator.counters["gpu_ops"]
+        self._duties.of(process.owner).ended += program.correlator.counters.get("gpu_ops", 0)
         for name, (value, loss) in program.collector.counters().items():
             if loss:
                 self._lost.count(name, _whom(process), number=value)

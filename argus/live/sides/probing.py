@@ -124,18 +124,29 @@ class _PulseSpans(Side):
     def _see(self, job: Job, state: _OfJob) -> None:
         """A pulse is seen throughout from now on, or once the job's files have its probes."""
         state.lacking = []
-        if state.pulse is not None and not self._probed_anyway(state.pulse.call):
-            lacks, call = self._session.probes.lacks_pulse, state.pulse.call
-            state.lacking = [a for a in _files(job, self._session) if call in a.entry_points and lacks(a)]
+        if state.pulse is not None:
+            state.lacking = [each for each in _files(job, self._session) if self._lacks(each, state.pulse.call)]
         if not state.lacking:
             self._begin_span(job, state, time.monotonic_ns())
+
+    def _lacks(self, attachment: Attachment, call: int) -> bool:
+        """Whether a file has a function that is to be seen throughout, and no probe there."""
+        if call not in attachment.entry_points:
+            return False
+        if not self._probed_anyway(call):
+            return self._session.probes.lacks_pulse(attachment)
+        subject = subject_of(calls.CALLS[call])
+        optional = subject is not None and subject in attachment.optional_points
+        return optional and subject not in attachment.optional_links
 
     def _see_again(self) -> None:
         """Goes on with pulses whose files have their probes by now, or are gone."""
         if waiting := [(job, state) for job, state in self._jobs.values() if state.lacking]:
-            lacks = {id(each) for each in self._session.probes.attachments if self._session.probes.lacks_pulse(each)}
+            there = {id(each) for each in self._session.probes.attachments}
             for job, state in waiting:
-                state.lacking = [each for each in state.lacking if id(each) in lacks]
+                assert state.pulse is not None
+                call = state.pulse.call
+                state.lacking = [each for each in state.lacking if id(each) in there and self._lacks(each, call)]
                 if not state.lacking:
                     self._see(job, state)
 
@@ -236,6 +247,14 @@ class ProbingSide(_PulseSpans):
         self._session.probes.attach_optional(*(subject for subject in (*changed, *back) if subject != "math"))
         if self._session.probes.pulse:  # which of them their subjects bring has changed
             self._set_pulse(self._session.probes.pulse, since_ns, everywhere=True)
+        for job, state in self._jobs.values():
+            if (
+                state.pulse is not None
+                and state.seen
+                and subject_of(calls.CALLS[state.pulse.call]) in {*changed, *back}
+            ):
+                state.end(since_ns)
+                self._see(job, state)
         for name in plan.windowed - before.windowed:
             self.thinned_since_ns[name] = since_ns
         if "ranges" in plan.off - before.off:
@@ -316,9 +335,10 @@ class ProbingSide(_PulseSpans):
                 self._thin(job, time.monotonic_ns())
         if self._window is not None and self._window.end_ns:
             self._end_window(self._window, jobs)
-        if self._window is None and self.plan.sampled and now >= self._sample_due:
+        may = self._window is None and not self._session.probes.window_goes
+        if may and self.plan.sampled and now >= self._sample_due:
             self._open_sample(now)
-        if not self.plan.windowed or now < self._due or self._window is not None:
+        if not self.plan.windowed or now < self._due or self._window is not None or not may:
             return
         for job in jobs:
             if self._needs_pulse(job):  # one that has begun since
@@ -486,6 +506,7 @@ class ProbingSide(_PulseSpans):
 
     def _count_by(self, job: Job, state: _OfJob) -> None:
         assert state.pulse is not None
+        state.lacking = []
         name = calls.CALLS[state.pulse.call].symbol
         throughout = anyway = self._probed_anyway(state.pulse.call)
         if not anyway:

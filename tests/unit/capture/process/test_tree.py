@@ -136,4 +136,4 @@ def test_a_process_whose_files_were_not_read_is_not_said_to_map_none(monkeypatch
     monkeypatch.setattr(targets, "find_libraries", lambda pid: libraries)
     assert "maps none of" in outcome(11)
     libraries.unread = 30
-    assert outcome(11).startswith("process 11 (x) cannot be traced: not all files that it maps could be read")
+    assert outcome(11).startswith("process 11 (x) cannot be traced: not all files that it maps were read")

@@ -120,6 +120,7 @@ def a_process(asleep: list[int], ended_ns: int = 0) -> SampledProcess:
     process = SimpleNamespace(
         pid=PID, asleep={tid: (tid + 100, 7) for tid in asleep}, asleep_until_ns=3, awake=set(), ended_ns=ended_ns,
         python=None, unread={}, quarantined=False, python_since_ns=0,
+        job=SimpleNamespace(owner=(1000, "")),
     )  # fmt: skip
     return cast(SampledProcess, process)
 
@@ -384,13 +385,13 @@ def test_before_each_thread_its_owner_s_time_is_asked_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(waits_module, "HELD_S", 100.0)
     blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
     blocked.may[1] = 2
-    assert asleep_now(blocked, 1, 40)["tid"].tolist() == [0, 1]
+    assert asleep_now(blocked, 1, 40)["tid"].tolist() == [1, 0], "the main thread comes first"
     assert len(blocked.read) == 2
     blocked.may[1] = 100
     rows = asleep_now(blocked, 1, 4, 20)
     assert rows["first_ns"].tolist() == [20, 20, 10, 10], "from when they began"
     assert rows["ns"].tolist() == [10, 10, 20, 20]
-    assert blocked.read == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert blocked.read == [(1, 1), (1, 0), (1, 2), (1, 3)]
     assert blocked.lost(1) == 36, "those that have ended unread"
 
 
@@ -434,6 +435,36 @@ def test_nor_do_those_of_all_processes_in_one_turn(monkeypatch: pytest.MonkeyPat
         assert blocked.now_s - begun_s == 2
     pids = [pid for pid, _ in blocked.read]
     assert sorted(pids) == [1, 2, 3, 4, 100, 101, 102, 103]
+
+
+def test_main_threads_of_a_job_are_read_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the last ranks came behind hundreds of threads of the first: of a hang, the one stack that tells."""
+    monkeypatch.setattr(waits_module, "HELD_S", 16.0)
+    blocked = Blocked(monkeypatch, {100 * pid: (1001, "") for pid in range(1, 9)}, 1)
+    read_in_turns = []
+    for _ in range(3):
+        before = len(blocked.read)
+        for process in blocked.waits.begin_turn():
+            usage = np.zeros(50, records.THREAD_USAGE)
+            usage["tid"] = process.pid + np.roll(np.arange(50), 25)
+            usage["begin_ns"], usage["end_ns"] = 10, 20
+            blocked.waits.asleep(process, usage, [])
+        read_in_turns.append(blocked.read[before:])
+    assert {tid for pid, tid in read_in_turns[0] if tid == pid} == {100 * pid for pid in range(1, 9)}
+    assert all(len(turn) == 16 for turn in read_in_turns), "a thread takes a second"
+
+
+def test_a_thread_that_cannot_be_read_stays_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it slept while it was not read was lost, and in no counter."""
+    blocked = Blocked(monkeypatch, {1: (1001, "")}, 1)
+    blocked.may[1] = 0
+    asleep_now(blocked, 1, 3)
+    assert blocked.by_pid[1].unread.keys() == {0, 1, 2}
+    blocked.may[1] = 100
+    monkeypatch.setattr(blocked.waits, "_read_blocked", lambda *_: None)
+    assert not len(asleep_now(blocked, 1, 3, 20))
+    blocked.waits.asleep_until_the_end(blocked.by_pid[1], [])
+    assert blocked.lost(1) == 3
 
 
 def test_nothing_is_read_for_which_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

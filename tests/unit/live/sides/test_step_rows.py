@@ -107,7 +107,7 @@ def test_a_job_that_begins_after_backward_passes_are_seen_in_windows_has_steps()
     """As when a launcher starts its program again."""
     writer = Rows()
     session = a_session(writer)
-    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set())
+    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set(), window_goes=False)
     side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
     side.plan = Plan((Rung.RANGES, Rung.BACKWARD), duty=0.25, length_s=0.1, period_s=0.4)
     side._due = float("inf")
@@ -152,6 +152,7 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
             refused={},
             pulse=set(),
             open_window=open_window,
+            window_goes=False,
             prices_of=lambda files: CallPrices(*np.zeros((3, 256))),
         )
         side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
@@ -222,7 +223,7 @@ def test_a_window_without_probes_on_a_file_is_no_window_of_its_jobs(counted_by: 
         return SimpleNamespace(begin_ns=begin_ns, end_ns=0, subjects=("backward",), hits=0, lacking=list(lacking))
 
     begun: list[int] = []
-    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set(), open_window=open_window)  # type: ignore[assignment]
+    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set(), open_window=open_window, window_goes=False)  # type: ignore[assignment]
     side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
     rungs = (Rung.RANGES,) if sample else (Rung.RANGES, Rung.BACKWARD)
     side.plan = Plan(rungs, duty=0.25, length_s=0.1, period_s=0.4, sample_s=0.1, sample_period_s=0.4)
