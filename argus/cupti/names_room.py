@@ -12,7 +12,7 @@ OF_PART, OF_ALL = 48 << 20, 192 << 20
 """Bytes of the names of a process and the pointers to them, as though it had no siblings; of what they are called when
 demangled; and of all, where texts of an owner count once. A rank has 2 to 5 MB."""
 SPARE, LITTLE_OF_USER = 56 << 20, 40 << 20
-"""What is left for users who hold little, and how much that is: 16 ranks with 3,000 kernels hold 40 MB."""
+"""What is left for users who hold little, and how much that is. 16 ranks with 3,000 kernels hold 26 MB."""
 LITTLE = 8 << 20
 """What is left beside it for other containers of a user, and how much of a container is little."""
 NAME_BYTES, POINTER_BYTES = 250, 200

@@ -1328,13 +1328,20 @@ class Clocked(Kernel):
         return Patience(lambda: self.now)
 
 
-def without_probes(paths: Sequence[str], clocked: Clocked, owner: Owner = HONEST) -> Any:
+def bare(paths: Sequence[str], owner: Owner = HONEST) -> Any:
+    """Files with a function that nothing probes yet."""
     probes = probes_on(paths, owner)
-    probes._patience, probes._window = clocked.patience(), None
+    probes._window = None
     probes.hits = lambda: np.zeros(256, np.int64)
     for attachment in probes.attachments:
         attachment.optional_links.clear()
         attachment.entry_points[1] = 16, 1
+    return probes
+
+
+def without_probes(paths: Sequence[str], clocked: Clocked, owner: Owner = HONEST) -> Any:
+    probes = bare(paths, owner)
+    probes._patience = clocked.patience()
     return probes
 
 
@@ -1828,12 +1835,8 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
 
 
 def with_windows(paths: Sequence[str], owner: Owner = HONEST) -> Any:
-    probes = probes_on(paths, owner)
-    probes.probed, probes._window = set(), None
-    probes.hits = lambda: np.zeros(256, np.int64)
-    for attachment in probes.attachments:
-        attachment.optional_links.clear()
-        attachment.entry_points[1] = 16, 1
+    probes = bare(paths, owner)
+    probes.probed = set()
     return probes
 
 

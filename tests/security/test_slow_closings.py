@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import threading
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from argus.capture import probes as module_of_probes
-from argus.capture.kernel.links import PATIENCE_S, STEADY_S, Closing
+from argus.capture.kernel.links import PATIENCE_S, STEADY_S, Closing, LateError, link_in_time
 from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_SLOW_TO_GO, LateProbes
 from argus.capture.patience import LONGEST_S
 from argus.system.aside import Aside
@@ -23,6 +24,7 @@ from tests.security.test_attaching import (
     join,
     kernel,  # noqa: F401
     probes_on,
+    with_windows,
 )
 
 
@@ -228,3 +230,44 @@ def test_a_window_whose_probes_cannot_be_taken_away_is_not_the_last(monkeypatch:
     with pytest.raises(MemoryError):
         window._run(0.0)
     assert window.end_ns
+
+
+def test_where_no_thread_begins_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    FewThreads(monkeypatch, 0)
+    with pytest.raises(OSError, match="no thread") as failure:
+        link_in_time(lambda: [1], 1.0)
+    assert failure.value.errno == errno.EAGAIN
+
+
+def test_late_probes_are_taken_away_by_the_thread_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no other could begin they stayed for ever."""
+    threads, go, closed = FewThreads(monkeypatch, 1), threading.Event(), list[Any]()
+    monkeypatch.setattr("argus.capture.kernel.links.close_links", closed.append)
+
+    def make() -> list[int]:
+        assert go.wait(10)
+        return [7]
+
+    with pytest.raises(LateError) as late:
+        link_in_time(make, 0.01)
+    assert (threads.may, closed) == (0, [])
+    go.set()
+    assert late.value.wait(10)
+    assert closed == [[([7], [])]]
+
+
+def test_a_window_that_cannot_begin_leaves_no_probes(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """At each poll its links were lost, and their probes stayed."""
+    probes = with_windows(["0", "1"])
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module_of_probes, "Window", fail)
+    with pytest.raises(RuntimeError):
+        probes.open_window(["launches"], 0.0)
+    assert not probes.window_goes
+    for closing in probes._closing:
+        assert closing.wait(10)
+    assert sorted(kernel.closed) == sorted(kernel.made)
+    assert kernel.made

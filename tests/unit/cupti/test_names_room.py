@@ -39,6 +39,19 @@ TEXT = kernel_books.Texts.size_of("x" * 24)
 """What a text of the tests takes, about."""
 
 
+def test_a_user_who_comes_later_has_room_for_a_node_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever came first kept all but 12 MB: a third of the names of 16 ranks were lost."""
+    monkeypatch.setattr(names_room, "shared", NamesRoom())
+    monkeypatch.setattr(names_room, "owner_of", lambda pid: (1 if pid < 100 else 2, ""))
+    first = [Part(pid) for pid in range(8)]
+    for part in first:
+        filled(part, 100_000)
+    later = [Part(100 + rank) for rank in range(16)]
+    for rank, part in enumerate(later):
+        for number in range(20):
+            assert part.take(f"{rank} {number}", 100_000) is not None
+
+
 def test_owners_share_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     room = owned(monkeypatch, 24_000_000, 4_000_000)
     parts = [Part(pid) for pid in range(10)]
