@@ -692,6 +692,37 @@ def test_the_target_ends_with_records_that_were_not_flushed(tmp_path: Path) -> N
     assert watch.counter("cupti_records_salvaged") == 0
 
 
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_the_target_ends_while_argus_reads_a_buffer(gives_back: bool) -> None:
+    """The names that it points at are the process's: they are read before it is gone, unless Argus ends there."""
+    with program() as target:
+        watch = Watch(target.pid, flush_ms=50).until_on()
+        claim = watch.collector.buffers.claim
+        assert claim
+        ended_after = -1.0
+
+        def claimed_as_it_ends(address: int) -> int:
+            nonlocal ended_after
+            taken = claim(address)
+            if taken and ended_after < 0:
+                began = time.monotonic()
+                target.send("exit")
+                if gives_back:
+                    time.sleep(0.5)
+                else:
+                    target.process.wait(5)
+                ended_after = time.monotonic() - began
+            return taken
+
+        watch.collector.buffers.claim = claimed_as_it_ends
+        target.ask("launch 100")
+        watch.until(lambda: watch.collector.state == CollectorState.OFF)
+    if gives_back:
+        assert (len(watch.kernels), watch.losses()) == (100, {})
+    else:
+        assert 0.5 < ended_after < 3
+
+
 def test_the_target_ends_while_its_buffers_are_full_and_nobody_reads(tmp_path: Path) -> None:
     launches = 30_011
     with burst(tmp_path, "--launches", launches) as job:

@@ -666,8 +666,16 @@ static void release(void) {
 	set_state(ARGUS_CUPTI_DORMANT, "%s", "");
 }
 
+/* Whether Argus is reading a buffer outside, and the names that it points at, which end with the process. */
+static bool argus_reads(void) {
+	for (uint32_t i = 0; g.buffers && i < g.head->slots; i++)
+		if (load(g.slots[i].state) == ARGUS_CUPTI_CLAIMED)
+			return true;
+	return false;
+}
+
 static void at_exit(void) {
-	struct timespec limit;
+	struct timespec limit, now, turn = {.tv_nsec = 1000000};
 	if (!g.head || in_child() || __atomic_exchange_n(&g.exiting, true, __ATOMIC_ACQ_REL))
 		return;
 	clock_gettime(CLOCK_REALTIME, &limit);
@@ -677,6 +685,8 @@ static void at_exit(void) {
 	if (g.on) {
 		flush(1);
 		walk_returned(true);
+		while (argus_reads() && !clock_gettime(CLOCK_REALTIME, &now) && now.tv_sec < limit.tv_sec)
+			nanosleep(&turn, NULL);
 	}
 	set_state(ARGUS_CUPTI_ENDED, "the process ended");
 	/* The lock stays held: nothing of CUPTI may be called from here on. */
