@@ -43,7 +43,7 @@ TABLES = (
     "argus.live.sampling.dictionary.KEPT_STACKS",
     "argus.capture.python.code.MAX_CODES",
     "argus.capture.python.code.MAX_CHAIN_BYTES",
-    "argus.capture.process.names.KEPT_HANDLES",
+    "argus.capture.kernel_books.KEPT_HANDLES",
     "argus.compress.kernels.GROUPS",
     "argus.cupti.buffers.MAX_NAMES",
     "argus.semantics.gpu.kernel_steps.MAX_KEYS",
