@@ -6,6 +6,7 @@ Everything comes from /proc: the process is neither stopped nor changed.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import pwd
 import re
@@ -193,6 +194,10 @@ class Identity:
         return self.uid, self.container
 
 
+_ON_GPU = operator.attrgetter("on_gpu")
+"""Asked for each process in each turn."""
+
+
 @dataclass
 class Target:
     """A process to trace. ``pidfd`` stays the same process whatever becomes of its PID."""
@@ -209,7 +214,7 @@ class Target:
     @property
     def on_gpu(self) -> bool:
         """Whether it maps a library of the GPU."""
-        return any(library.on_gpu for library in self.libraries)
+        return any(map(_ON_GPU, self.libraries))
 
     def has(self, role: str) -> bool:
         """Whether it maps a library of this role."""

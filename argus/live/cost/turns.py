@@ -104,13 +104,14 @@ class Turns:
         self._of_users.begin(owner[0])
 
     @property
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
+        """Whether there is one owner, of whom nothing is taken off."""
         return len(self._of_owners.left_s) - (UNKNOWN in self._of_owners.left_s) < 2
 
     def left_s(self, owner: Owner) -> float:
         """So long something may be done for an owner's processes now: any time, if there is no other owner."""
         self._begin(owner)
-        return math.inf if self._alone else min(self._of_owners.left_s[owner], self._of_users.left_s[owner[0]])
+        return math.inf if self.alone else min(self._of_owners.left_s[owner], self._of_users.left_s[owner[0]])
 
     def may(self, owner: Owner) -> bool:
         """Whether something may be done for them now."""
@@ -123,7 +124,7 @@ class Turns:
     def spend(self, owner: Owner, seconds: float) -> None:
         """Takes off what was spent, s: of who has it to itself nothing, since nobody had to wait."""
         self._begin(owner)
-        if not self._alone:
+        if not self.alone:
             self._of_owners.left_s[owner] -= seconds
             self._of_users.left_s[owner[0]] -= seconds
 
@@ -135,10 +136,11 @@ class _Spending(AbstractContextManager[None]):
 
     def __init__(self, turns: Turns, owner: Owner, clock: Callable[[], float]) -> None:
         self._turns, self._owner, self._clock = turns, owner, clock
-        self._begun_s = 0.0
+        self._begun_s: float | None = None
 
     def __enter__(self) -> None:
-        self._begun_s = self._clock()
+        self._begun_s = None if self._turns.alone else self._clock()  # to read a clock of CPU time takes a microsecond
 
     def __exit__(self, *_: object) -> None:
-        self._turns.spend(self._owner, self._clock() - self._begun_s)
+        if self._begun_s is not None:
+            self._turns.spend(self._owner, self._clock() - self._begun_s)

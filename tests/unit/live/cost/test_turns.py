@@ -135,3 +135,19 @@ def test_who_waits_for_names_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(demangler, "_waits", SimpleNamespace(seconds=SAVED_S + demangler.waits_s()))
     assert not turns.may(a)
     assert turns.may(b)
+
+
+def test_no_clock_is_read_for_who_is_alone() -> None:
+    """For 500 ranks of one job that was a sixth of what a turn took that found nothing."""
+    read: list[float] = []
+    turns = Turns(OF_LOOP, SAVED_S, lambda: read.append(0.0) or 100.0 * len(read))
+    a, b = (1001, ""), (1002, "")
+    turns.fill({a}, 10.0)
+    with turns.spending(a):
+        pass
+    assert not read
+    turns.fill({a, b}, 10.1)
+    with turns.spending(a):
+        pass
+    assert len(read) == 2
+    assert (turns.may(a), turns.may(b)) == (False, True)
