@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from argus.capture.process.targets import Libraries, cpu_ns, find_libraries, mapped_pages, mappings_signature
 from argus.live.session import Session
@@ -15,7 +16,25 @@ that nothing was new."""
 MAPS_SHARE_S = 0.02
 """For so long mappings are read in one round: a process that allocates has mapped another amount each time, and the
 mappings of a large one take a millisecond to read. The others' turn comes in the next round."""
-_NEVER_READ = (b"", 0.0, 0.0)
+
+
+@dataclass
+class Reading:
+    """When something of a process was read that mostly changes as it maps more or less, and how soon it is read again
+    if it has mapped as much as before: later each time that nothing was new."""
+
+    pages: bytes = b""
+    at: float = 0.0
+    again_s: float = 0.0
+
+    def due(self, pages: bytes, now: float) -> bool:
+        """Whether it is to be read. ``pages``: ``targets.mapped_pages``; ``now``: ``time.monotonic()``."""
+        return pages != self.pages or now - self.at >= self.again_s
+
+    def read(self, pages: bytes, now: float, *, same: bool) -> None:
+        """It was read; ``same``: nothing was new."""
+        self.again_s = min(2 * self.again_s, MOST_MAPS_S) if same and self.again_s else MAPS_S
+        self.pages, self.at = pages, now
 
 
 class MappedLibraries:
@@ -30,8 +49,7 @@ class MappedLibraries:
         self._signatures: dict[int, int] = {}
         self._ran: dict[int, int] = {}
         """CPU time of each process when its mappings were read: what has not run has loaded nothing."""
-        self._mapped: dict[int, tuple[bytes, float, float]] = {}
-        """How much each process had mapped, when its mappings were read, and how soon they are read again."""
+        self._readings: dict[int, Reading] = {}
         self._spent_s = 0.0
         """For how long mappings of processes that are not young were read in this round."""
         self._unread: dict[int, dict[str, tuple[int, Whom]]] = {}
@@ -43,7 +61,7 @@ class MappedLibraries:
 
     def read_at(self, pid: int) -> float:
         """When the mappings of a process were read last, ``time.monotonic()``; 0: never."""
-        return self._mapped.get(pid, _NEVER_READ)[1]
+        return self._readings[pid].at if pid in self._readings else 0.0
 
     def changed(self, pid: int, *, hurry: bool) -> Libraries | None:
         """The traceable libraries of a process; None: it maps nothing that it did not map when it was read last, or
@@ -58,14 +76,14 @@ class MappedLibraries:
             return None
         try:
             pages, now = mapped_pages(pid), time.monotonic()
-            mapped, read_at, again_s = self._mapped.get(pid, _NEVER_READ)
-            late = mapped and not hurry and self._spent_s > MAPS_SHARE_S
-            if late or (pages == mapped and now - read_at < again_s):
+            reading = self._readings.get(pid)
+            late = reading is not None and not hurry and self._spent_s > MAPS_SHARE_S
+            if late or (reading is not None and not reading.due(pages, now)):
                 return None
             signature = mappings_signature(pid)
-            self._spent_s += time.monotonic() - now if mapped else 0.0
+            self._spent_s += time.monotonic() - now if reading is not None else 0.0
             same = self._signatures.get(pid) == signature
-            self._mapped[pid] = pages, now, min(2 * again_s, MOST_MAPS_S) if same and again_s else MAPS_S
+            self._readings.setdefault(pid, Reading()).read(pages, now, same=same)
             if same:
                 self._ran[pid] = ran
                 return None
@@ -92,7 +110,7 @@ class MappedLibraries:
 
     def read_anew(self, pid: int) -> None:
         """Reads a process's mappings again, whether or not it has mapped something since."""
-        for by_pid in (self._signatures, self._ran, self._mapped):
+        for by_pid in (self._signatures, self._ran, self._readings):
             by_pid.pop(pid, None)
 
     def forget(self, pid: int) -> None:

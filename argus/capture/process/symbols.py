@@ -262,6 +262,11 @@ class Symbols:
             self._read_maps()
         return self._unmapped != before
 
+    @property
+    def grows(self) -> bool:
+        """Whether the process writes a perf map, to which code is added without more being mapped."""
+        return self._perf_map is not None and self._perf_map.is_there
+
     def _read_maps(self) -> bool:
         progress.memory()  # a lock of it is waited for
         fd = os.open("maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
@@ -599,6 +604,11 @@ class _PerfMap:
         self._at = 0
         # Oldest first, the first ones longest.
         self._parts: list[_Part] = []
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is one."""
+        return self._file is not None
 
     def refresh(self) -> bool:
         """Reads what was added, a part of it if that is much; returns whether something was read."""

@@ -335,7 +335,8 @@ class _Reader:
         return {}, b"", []
 
     def refresh(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        return {"moved": self._session(request).symbols.refresh()}, b"", []
+        symbols = self._session(request).symbols
+        return {"moved": symbols.refresh(), "grows": symbols.grows}, b"", []
 
     def find_python(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         return (*self._interpreter(self._session(request).find_python()), [])

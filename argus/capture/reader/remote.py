@@ -68,6 +68,7 @@ class RemoteSymbols:
         self.pid = pid
         self._number = next(_numbers)
         self.counters: dict[str, int] = {}
+        self.grows = False  # until it was read
         self.new_budget = False
         self._generation = -1
         self._memory = True
@@ -115,9 +116,12 @@ class RemoteSymbols:
     def refresh(self) -> bool:
         """As ``Symbols.refresh``."""
         try:
-            return bool(reader.checked(self.ask("refresh"), lambda answer: answer.what["moved"]))
+            moved, self.grows = reader.checked(
+                self.ask("refresh"), lambda answer: (bool(answer.what["moved"]), bool(answer.what["grows"]))
+            )
         except OSError:
             return False
+        return bool(moved)
 
     def find_python(self) -> Interpreter | None:
         """The process's interpreter, whose frames are named from then on.

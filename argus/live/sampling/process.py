@@ -13,6 +13,7 @@ from argus.capture.python.interpreter import Interpreter, PythonProcess
 from argus.capture.reader import reader
 from argus.capture.reader.remote import RemotePython, RemoteResolver, RemoteSymbols
 from argus.live.job import Job
+from argus.live.mapped_libraries import Reading
 
 
 @dataclass
@@ -36,6 +37,7 @@ class SampledProcess:
         ran: Whether it may have run since all of it was read: what has not run has not changed.
         since: When it was first seen, ``time.monotonic()``.
         searched, mapped: When a CPython was last searched for, and how much the process had mapped then.
+        code: When what it maps was last read to name its code.
         placed: Functions that the kernel was given, and other places that it asked about.
         doubts: Of places where a stack's leaf was: how often its chain was not believed; far below 0: it once was.
         quarantined: Something about it could not be read that should have been: it is left alone until it ends.
@@ -57,6 +59,7 @@ class SampledProcess:
     retry: bool = True
     searched: float = 0.0
     mapped: bytes = b""
+    code: Reading = field(default_factory=Reading)
     python_since_ns: int = 0
     names: dict[int, str] = field(default_factory=dict)
     asleep: dict[int, tuple[int, int]] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from argus.capture.python.interpreter import MAX_COUNT, PythonProcess, find_inte
 from argus.capture.reader import reader
 from argus.capture.reader.remote import RemotePython, RemoteResolver, RemoteSymbols
 from argus.live.job import Job
+from argus.live.mapped_libraries import Reading
 from argus.live.roster import YOUNG_S
 from argus.live.sampling.children import Descendants
 from argus.live.sampling.process import SampledProcess, symbols_of
@@ -261,12 +262,14 @@ class SampledProcesses:
         process maps. One that has not begun yet is read each time."""
         if process.interpreter is not None:
             return True
+        soon_s = 0.0 if now < process.since + YOUNG_S else LATE_PYTHON_S
+        if now < process.searched + soon_s:
+            return False
         try:
             pages = mapped_pages(process.pid)
         except OSError:
             return False
-        soon_s = 0.0 if now < process.since + YOUNG_S else LATE_PYTHON_S
-        if now < process.searched + (NO_PYTHON_S if pages == process.mapped else soon_s):
+        if now < process.searched + NO_PYTHON_S and pages == process.mapped:
             return False
         process.mapped, process.searched = pages, now
         return True
@@ -277,7 +280,7 @@ class SampledProcesses:
             fresh = symbols_of(process.pid)
             self._counters.update(process.symbols.counters)
             process.symbols.close()
-            process.symbols = fresh
+            process.symbols, process.code = fresh, Reading()
             self._drop_python(process)
             process.interpreter = None
             process.mapped, process.since = b"", time.monotonic()
@@ -366,7 +369,7 @@ class SampledProcesses:
         process.ran |= ran
         if (with_names and process.ran) or not process.names.keys() >= set(usage["tid"].tolist()):
             process.ran = False
-            if process.symbols.refresh():
+            if self._has_moved(process):
                 self.renumber(process)  # other code may lie where functions were that the kernel was given
             names = process.threads.names()
             if len(process.names) > len(names) + KEPT_THREADS:
@@ -384,6 +387,21 @@ class SampledProcesses:
             state, _, reason = text.partition(": ")
             self._write_feature(process, f"{what} delay", state, reason)
         return usage
+
+    @staticmethod
+    def _has_moved(process: SampledProcess) -> bool:
+        """Reads again what the process maps, if it may be something else. Returns whether code is no longer where it
+        was.
+
+        Raises:
+            OSError: It has ended.
+        """
+        pages, now = mapped_pages(process.pid), time.monotonic()
+        if not process.symbols.grows and not process.code.due(pages, now):
+            return False
+        moved = process.symbols.refresh()
+        process.code.read(pages, now, same=not moved and pages == process.code.pages)
+        return moved
 
     def _count_collections(self, process: SampledProcess, python: PythonProcess | RemotePython) -> None:
         collections = python.collections()
