@@ -87,7 +87,7 @@ class Waits:
         self._asleep_s: dict[int, float] = {}
         """Of users with processes: how long threads of theirs that slept when Argus came were read in this turn."""
         self._to_come: Tally[int] = Tally()
-        """Of users: processes that ``asleep`` was not called for yet in this turn."""
+        """Of users: processes whose turn has not come yet."""
         self._last = False
         self._turn = 0
         self._served: dict[Hashable, int] = {}
@@ -274,18 +274,20 @@ class Waits:
 
     # ---- waits that had begun when Argus came
 
-    def begin_turn(self, *, final: bool = False) -> list[SampledProcess]:
-        """Before ``asleep`` is called for processes: there is time for them again.
+    def begin_turn(self, found: Sequence[SampledProcess] | None = None, *, final: bool = False) -> list[SampledProcess]:
+        """Before ``next_is`` and ``asleep`` are called for processes: there is time for them again.
 
         Args:
+            found: For which; None: for all.
             final: Nothing comes after it: what is not read is lost, and counted.
 
         Returns:
-            All processes: those of whose user, container, and themselves threads were read longest ago come first.
+            They: those of whose user, container, and themselves threads were read longest ago come first.
         """
         self._last = final
-        processes = list(self._processes.by_pid.values())
-        self._asleep_s = {process.job.owner[0]: 0.0 for process in processes}
+        all_of_them = list(self._processes.by_pid.values())
+        processes = all_of_them if found is None else found
+        self._asleep_s = {process.job.owner[0]: 0.0 for process in all_of_them}
         self._to_come = Tally(process.job.owner[0] for process in processes)
         self._forget_served()
         return sorted(
@@ -300,14 +302,17 @@ class Waits:
         held_s = self._asleep_s.get(process.job.owner[0], 0.0)
         return held_s < until_s and sum(self._asleep_s.values()) < HELD_S
 
+    def next_is(self, process: SampledProcess) -> None:
+        """A process's turn comes, whether or not there is something to read: what it leaves is the others'."""
+        user = process.job.owner[0]
+        self._to_come[user] = max(self._to_come[user] - 1, 0)
+
     def _part_of(self, process: SampledProcess) -> float:
         """Until when threads of a process may be read, by what was read of its user's: processes that come later have
         as much, and at least their main threads."""
         user = process.job.owner[0]
         held_s, of_user_s = self._asleep_s.get(user, 0.0), HELD_S / max(len(self._asleep_s), 1)
-        to_come = max(self._to_come[user], 1)
-        self._to_come[user] = to_come - 1
-        return held_s + (of_user_s - held_s) / to_come
+        return held_s + (of_user_s - held_s) / (self._to_come[user] + 1)
 
     def asleep(
         self, process: SampledProcess, usage: NDArray[np.void], pending: Sequence[NDArray[np.void]]

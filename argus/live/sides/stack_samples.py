@@ -260,15 +260,14 @@ class StackSide(Side):
                 self._processes.write_not_started(self._session.jobs)
             return
         found = self._processes.find(self._session.jobs, now + SLACK_S)
-        if found:
-            self._waits.begin_turn()
-        for process in found:
+        for process in self._waits.begin_turn(found) if found else ():
             self._poll_s, self._poll_due = POLL_S, 0.0
             self._soon_rows(time.monotonic())
             self._read_threads(process, with_names=True)
 
     def _read_threads(self, process: SampledProcess, *, with_names: bool) -> None:
         """Reads the times of a process's threads, and keeps rows for those that wait since before Argus came."""
+        self._waits.next_is(process)
         if process.quarantined or not self._session.may_look_up(process.pid):
             return
         with self._processes.guard(process.pid, process.job):

@@ -377,8 +377,9 @@ def asleep_now(
     usage = np.zeros(threads, records.THREAD_USAGE)
     usage["pid"], usage["tid"] = pid, np.arange(threads)
     usage["begin_ns"], usage["end_ns"] = begin_ns, begin_ns + 10
-    blocked.waits.begin_turn(final=final)
-    return blocked.waits.asleep(blocked.by_pid[pid], usage, [])
+    (process,) = blocked.waits.begin_turn([blocked.by_pid[pid]], final=final)
+    blocked.waits.next_is(process)
+    return blocked.waits.asleep(process, usage, [])
 
 
 def test_before_each_thread_its_owner_s_time_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,6 +432,7 @@ def test_nor_do_those_of_all_processes_in_one_turn(monkeypatch: pytest.MonkeyPat
     for _ in range(4):
         begun_s = blocked.now_s
         for process in blocked.waits.begin_turn():
+            blocked.waits.next_is(process)
             blocked.waits.asleep(process, usage, [])
         assert blocked.now_s - begun_s == 2
     pids = [pid for pid, _ in blocked.read]
@@ -448,10 +450,28 @@ def test_main_threads_of_a_job_are_read_before_all_others(monkeypatch: pytest.Mo
             usage = np.zeros(50, records.THREAD_USAGE)
             usage["tid"] = process.pid + np.roll(np.arange(50), 25)
             usage["begin_ns"], usage["end_ns"] = 10, 20
+            blocked.waits.next_is(process)
             blocked.waits.asleep(process, usage, [])
         read_in_turns.append(blocked.read[before:])
     assert {tid for pid, tid in read_in_turns[0] if tid == pid} == {100 * pid for pid in range(1, 9)}
     assert all(len(turn) == 16 for turn in read_in_turns), "a thread takes a second"
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_processes_of_which_nothing_is_read_leave_their_time(
+    monkeypatch: pytest.MonkeyPatch, all_of_them: bool
+) -> None:
+    """A rank that came late among 64 had a 64th of the time, and so had one beside 63 that had ended."""
+    monkeypatch.setattr(waits_module, "HELD_S", 64.0)
+    blocked = Blocked(monkeypatch, {100 * pid: (1001, "") for pid in range(1, 65)}, 1)
+    rank = blocked.by_pid[6400]
+    found = blocked.waits.begin_turn() if all_of_them else blocked.waits.begin_turn([rank])
+    for process in found:
+        blocked.waits.next_is(process)
+    usage = np.zeros(100, records.THREAD_USAGE)
+    usage["tid"], usage["begin_ns"], usage["end_ns"] = rank.pid + np.arange(100), 10, 20
+    blocked.waits.asleep(rank, usage, [])
+    assert len(blocked.read) == 64, "a thread takes a second"
 
 
 def test_a_thread_that_cannot_be_read_stays_unread(monkeypatch: pytest.MonkeyPatch) -> None:
