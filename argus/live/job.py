@@ -128,6 +128,19 @@ class Alignment:
     took_s: float = 0.0
 
 
+@dataclass
+class Alignments:
+    """Those that were found before.
+
+    Attributes:
+        rests: No other begins before this, ``time.monotonic()``: they take time.
+        alike: How many in a row have found all communicators, and nothing new.
+    """
+
+    rests: float = 0.0
+    alike: int = 0
+
+
 @dataclass(eq=False)
 class Job:
     """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
@@ -184,8 +197,7 @@ class Job:
     """What failed of this job alone, by counter (``Bulkheads.of``)."""
     groups_due: float = 0.0
     alignment: Alignment | None = None
-    alignment_rests: float = 0.0
-    """No other begins before this, ``time.monotonic()``: they take time."""
+    alignments: Alignments = field(default_factory=Alignments)
     _pulse_what: What = What.BACKWARD_BEGIN
     pulse_spans: list[tuple[int, int]] | None = None
     """When backward passes were seen, the end 0 as long as they are; None: throughout."""

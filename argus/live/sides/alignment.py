@@ -19,11 +19,14 @@ from argus.model.losses import UNKNOWN, Owner, Whom
 from argus.semantics.groups.communicators import RankCalls, groups_in_parts
 
 INTERVAL_S = 1.0
-"""How often the communicators are lined up while something about them is unknown."""
+"""How often the communicators are lined up while something about them is unknown. Where all are lined up, half as often
+each time that nothing was new: that they are takes as many calls again to show better."""
 JOB_SHARE = 0.02
 """Of the time, for that, at most: a job of hundreds of ranks here takes up to a second each time."""
 SETTLED_INTERVAL_S = 60.0
 """The same once all is known; a communicator not seen before brings it forward."""
+MOST_ALIKE = 6
+"""So many such times in a row are as good as enough calls."""
 SETTLED_CALLS = 256
 """Collectives of each rank before an alignment counts as settled: dozens of steps."""
 OF_LOOP, TURN_S = 0.25, 0.03
@@ -80,7 +83,7 @@ class Aligner:
         """
         if final:
             self._finish(job)
-        elif job.alignment is None and now >= max(job.groups_due, job.alignment_rests):
+        elif job.alignment is None and now >= max(job.groups_due, job.alignments.rests):
             job.alignment, job.groups_due = Alignment(), math.inf
             self._waiting.setdefault(job.owner, deque()).append(job)
             self._do_parts()
@@ -96,16 +99,19 @@ class Aligner:
     @contextmanager
     def using(self, job: Job) -> Iterator[None]:
         """Within, what was found becomes ``job.communicators``. Then the job rests until something is due again."""
-        alignment, begun_s = job.alignment, time.thread_time()
+        alignment, before, begun_s = job.alignment, job.communicators, time.thread_time()
         assert alignment is not None
         try:
             yield
         finally:
             self._spend(job, alignment, begun_s, self._turns)
             now = time.monotonic()
-            every_s = SETTLED_INTERVAL_S if _settled(job) else INTERVAL_S
+            alike = _known_of_all(job) and np.array_equal(before, job.communicators)
+            job.alignments.alike = job.alignments.alike + 1 if alike else 0
+            often = job.alignments.alike < MOST_ALIKE and not _settled(job)
+            every_s = INTERVAL_S * 2**job.alignments.alike if often else SETTLED_INTERVAL_S
             job.alignment = None
-            job.alignment_rests = now + alignment.took_s / JOB_SHARE
+            job.alignments.rests = now + alignment.took_s / JOB_SHARE
             job.groups_due = min(job.groups_due, now + every_s)  # sooner, if it was asked for meanwhile
 
     def _do_parts(self) -> None:
@@ -188,8 +194,13 @@ def _known(job: Job) -> list[RankCalls]:
     return known
 
 
-def _settled(job: Job) -> bool:
-    """Whether every communicator seen is lined up, on enough calls to stay so."""
+def _known_of_all(job: Job) -> bool:
+    """Whether every communicator seen is lined up."""
     aligned = {(int(row["rank"]), int(row["comm"])) for row in job.communicators if not row["error"]}
+    return len(job.recent) == len(job.ranks()) and job.handles <= aligned
+
+
+def _settled(job: Job) -> bool:
+    """Whether it is, on enough calls to stay so."""
     calls_seen = min((len(recent) for recent in job.recent.values()), default=0)
-    return len(job.recent) == len(job.ranks()) and calls_seen >= SETTLED_CALLS and job.handles <= aligned
+    return calls_seen >= SETTLED_CALLS and _known_of_all(job)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from argus.live.cost import turns
-from argus.live.job import Job
+from argus.live.job import Job, Member
 from argus.live.sides import alignment
 from argus.live.sides.alignment import INTERVAL_S, JOB_SHARE, LAST_S, OF_LOOP, TURN_S, Aligner
 from argus.model.calls import BY_SYMBOL
@@ -122,6 +124,34 @@ def test_it_rests_so_that_it_takes_little_of_the_time(at: Time) -> None:
     assert at.cpu_s <= JOB_SHARE * (at.now_s - begun_s) + 25 * PART_S
 
 
+@pytest.mark.parametrize(("named", "waited_s"), [(True, [1, 2, 4, 8, 16, 32, 60, 60]), (False, [1] * 8)])
+def test_what_is_found_again_and_again_is_looked_for_ever_more_seldom(
+    at: Time, named: bool, waited_s: list[float]
+) -> None:
+    """A job with few calls was lined up at every chance for minutes, the same each time: a tenth of the tracer's time.
+    Not while some handle is not lined up."""
+    job = Job("job", 1)
+    job.members[7] = Member(SimpleNamespace(pid=7), 0, "order")  # type: ignore[arg-type]
+    job.recent[0] = np.zeros(3, COLLECTIVE)
+    job.handles = {(0, 7)}
+    found = np.zeros(1, COMMUNICATOR)
+    found["comm"], found["error"] = 7, "" if named else "several communicators have equal call sequences"
+    loop = Loop(at, job)
+    times: list[float] = []
+    for _ in range(20_000):
+        at.now_s += 0.01
+        if loop.aligner.run(job, at.now_s, final=False) is not None:
+            times.append(at.now_s)
+            with loop.aligner.using(job):
+                job.communicators = found.copy()
+            job.alignments.rests = 0.0
+        loop.aligner.begin_turn(at.now_s)
+    waits = [after - before for before, after in itertools.pairwise(times)]
+    assert waits[:8] == pytest.approx(waited_s, abs=0.05)
+    job.groups_due = 0.0  # a communicator was made
+    assert loop.aligner.run(job, at.now_s, final=False) is not None
+
+
 def test_what_is_asked_for_while_it_is_under_way_is_done_after_it(at: Time) -> None:
     job = Job("job", 50)
     loop = Loop(at, job)
@@ -230,7 +260,7 @@ def test_all_that_is_done_for_it_is_on_its_account(at: Time, monkeypatch: pytest
     assert job.alignment.took_s - before == pytest.approx(0.03)  # type: ignore[union-attr]
     with loop.aligner.using(job):
         at.cpu_s += 1
-    assert job.alignment_rests - at.now_s == pytest.approx((1.04 + 5 * PART_S) / JOB_SHARE)
+    assert job.alignments.rests - at.now_s == pytest.approx((1.04 + 5 * PART_S) / JOB_SHARE)
 
 
 def calls_of(rank: int, number: int, *, count: int) -> Any:
