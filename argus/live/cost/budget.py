@@ -262,7 +262,7 @@ class BudgetSide(Side):
             if member.state != "traced" or member.ignored:
                 continue
             hits, member.refused, trap_ns = of_processes.get(pid, NOTHING_SPENT)
-            queued = queued_ns(pid)
+            queued = self.overhead.queued.get(pid, 0) or queued_ns(pid)
             self._spent[pid] = now, hits, trap_ns, member.refused, queued
             if pid in before:
                 then, *counts_then, queued_then = before[pid]

@@ -68,6 +68,7 @@ class Overhead:
         share: Of the job's time, in the last window; None: none was long enough.
         changes: Steps that were taken, down and up.
         correction: What prices are multiplied with, by the job's own steps.
+        queued: Of each process: for how long its threads have waited for a CPU, ns, when that was last looked at.
     """
 
     def __init__(self, budget: float) -> None:
@@ -77,6 +78,7 @@ class Overhead:
         self.share: float | None = None
         self.changes = 0
         self.correction = 1.0
+        self.queued: dict[int, int] = {}
         self._fresh = False
         """Whether windows were weighed since the last correction."""
         self._statistics = contextlib.ExitStack()
@@ -109,7 +111,6 @@ class Overhead:
         self._others = 0.0
         """What the owner in the middle lost in the last window by other than probes."""
         self._cpu_of: dict[int, int] = {}
-        self._queued: dict[int, int] = {}
 
     def start(self) -> None:
         """Asks the kernel to measure. It does so for all BPF programs of the machine: some 50 ns a run."""
@@ -189,14 +190,14 @@ class Overhead:
         # wait when it is over: some of it may have been before.
         times: dict[Owner, Reading] = {}
         for pid in both:
-            delay = max(queued[pid] - self._queued.get(pid, queued[pid]), 0)
+            delay = max(queued[pid] - self.queued.get(pid, queued[pid]), 0)
             computed = max(cpu_of[pid] - self._cpu_of[pid], 0)
             ran = max(elapsed_ns - delay, elapsed_ns // 20, min(computed, elapsed_ns))
             of = times.get(owners[pid], Reading())
             times[owners[pid]] = Reading(of.wall + ran, of.cpu + computed, queued=of.queued + elapsed_ns - ran)
         self._wall += sum(time.wall for time in times.values())
         self._waited_for_cpu += sum(time.queued for time in times.values())
-        self._queued = queued
+        self.queued = queued
         self._cpu += sum(time.cpu for time in times.values())
         self._looks = [at for at in self._looks if at > now]
         self._looked, self._cpu_of, self._due = now, cpu_of, min([now + WINDOW_S, *self._looks])
