@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections import Counter as Tally
+from collections.abc import Iterable
 
 from argus.capture.attachment import Attachment, subject_of
 from argus.capture.kernel.links import Backend
@@ -41,10 +42,8 @@ class LinkRoom:
             ArgusError: There is none.
         """
         number, owner = self.at_most(attachment.library), attachment.owner
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         with self._lock:
-            left = min(int(limit * LINKS), MOST_LINKS[self._backend]) - self._of_owner.total()
-            if not fits(number, owner, left, self._of_owner):
+            if not fits(number, owner, self._left, self._of_owner):
                 raise ArgusError(
                     f"{attachment.library.shown_path} is not probed: files of its user have as many probes as they may",
                     "Raise the limit: ulimit -n",
@@ -52,6 +51,20 @@ class LinkRoom:
                 )
             self._of_owner[owner] += number
             attachment.links_kept = number
+
+    def who_has(self, library: Library, owners: Iterable[Owner]) -> list[Owner]:
+        """On account of which owners there is room now for all probes that a file may get, in this order."""
+        number = self.at_most(library)
+        with self._lock:
+            left, of_user = self._left, Tally[int]()
+            for owner, has in self._of_owner.items():
+                of_user[owner[0]] += has
+            return [owner for owner in owners if _fits(number, left, self._of_owner[owner], of_user[owner[0]])]
+
+    @property
+    def _left(self) -> int:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return min(int(limit * LINKS), MOST_LINKS[self._backend]) - self._of_owner.total()
 
     def give_back(self, *attachments: Attachment) -> None:
         """These files have no links any more."""
@@ -81,5 +94,9 @@ def fits(number: int, owner: Owner, left: int, of_owner: Tally[Owner]) -> bool:
         of_owner: How many each has.
     """
     of_user = sum(has for other, has in of_owner.items() if other[0] == owner[0])
+    return _fits(number, left, of_owner[owner], of_user)
+
+
+def _fits(number: int, left: int, of_owner: int, of_user: int) -> bool:
     left -= number
-    return of_owner[owner] + number <= left and of_user + number <= 2 * left
+    return of_owner + number <= left and of_user + number <= 2 * left

@@ -437,6 +437,10 @@ class Probes(TracedProcesses, Counts):
         if own := [attachment for attachment in self.attachments if attachment.pid in ignored]:
             self.release(own)
 
+    def who_has_room(self, library: Library, owners: Iterable[Owner]) -> list[Owner]:
+        """On whose account there is room for a file's probes."""
+        return self._placement.links.who_has(library, owners)
+
     def attach(
         self,
         library: Library,

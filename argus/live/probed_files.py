@@ -63,8 +63,17 @@ class _Missing:
     held: bool = False
     """They had to wait for those of another file, which may be the same."""
 
+    refused_of: AbstractSet[Owner] = frozenset()
+    """Whose they would have been when they were refused."""
+
     def refused(self, why: ArgusError, now: float) -> None:
         self.why, self.again_at, self.wait_s = why, now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
+
+    def rests(self, uses: _Uses, now: float) -> bool:
+        """Whether it is too soon to try again. Who did not map the file yet when it was refused may be granted it."""
+        if self.again_at <= now:
+            return False
+        return self.why is None or {target.identity.owner for _, target in uses} <= self.refused_of
 
 
 class _Waiting:
@@ -307,7 +316,7 @@ class ProbedFiles:
         """Attaches to a file by the path of the first of its users that still runs and whose owner may have more."""
         now = time.monotonic()
         missing = self._missing.get(place)
-        if place in self._attaching.under_way or (missing is not None and missing.again_at > now):
+        if place in self._attaching.under_way or (missing is not None and missing.rests(uses, now)):
             return
         key, pid = place
         if key not in self._shared:
@@ -327,8 +336,7 @@ class ProbedFiles:
                 which = ", ".join(map(str, ended))
                 raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
             return
-        owner = next((owner for owner in by_owner if self._attaching.may(owner)), None)
-        self._refused |= by_owner.keys() if owner is None else set()
+        owner = self._on_whose_account(by_owner)
         # By another name it may be a file that is probed right now: it shows once that is done.
         users = {target.identity.owner[0] for _, target in uses}
         twin = uses[0][0].file.on_overlay and self._attaching.is_at(key[2:], users, now - missing.since)
@@ -342,6 +350,7 @@ class ProbedFiles:
             self._missing.pop(place, None)
             return
         self._missing[place] = missing
+        missing.refused_of = frozenset(target.identity.owner for _, target in uses)
         # Where Python's own function for backward passes is probed, the engine's would report each begin twice.
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()
@@ -354,6 +363,16 @@ class ProbedFiles:
         work = partial(probes.attach, use[0], pid, without=without, timed=timed, owner=owner, others=others)
         if self._attaching.go(place, work, use):
             self._adopt(place)
+
+    def _on_whose_account(self, by_owner: Mapping[Owner, tuple[Library, Target]]) -> Owner | None:
+        """Whose turn a file takes, of all who map it, and whose room for links; None: nobody's yet. Where one may have
+        no more links, another may; where nobody may, it is tried, and refused."""
+        has_turn = list(filter(self._attaching.may, by_owner))
+        self._refused |= set() if has_turn else by_owner.keys()
+        (library, _), *_ = by_owner.values()
+        with_room = self._session.probes.who_has_room(library, by_owner)
+        able = [owner for owner in has_turn if owner in with_room] if with_room else has_turn
+        return able[0] if able else None
 
     def _count_late(self, missing: _Missing, uses: _Uses) -> None:
         """Counts probes that waited for those of another file, once for each process."""

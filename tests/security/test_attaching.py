@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +52,7 @@ class FakeProbes:
         probed: As of ``Probes``.
         later: What was probed, or no longer, on all files.
         others: Of each file that was probed, as which other processes map it.
+        without_room: Who may have no more links.
     """
 
     def __init__(self) -> None:
@@ -67,9 +68,15 @@ class FakeProbes:
         self.later: list[tuple[Any, ...]] = []
         self.others: dict[int, list[int]] = {}
         self.unanswered = 0
+        self.without_room: set[Owner] = set()
 
-    def attach(self, library: Any, pid: int | None, *, others: Sequence[Any], **_: Any) -> Any:
+    def who_has_room(self, library: Any, owners: Iterable[Owner]) -> list[Owner]:
+        return [owner for owner in owners if owner not in self.without_room]
+
+    def attach(self, library: Any, pid: int | None, *, others: Sequence[Any], owner: Owner, **_: Any) -> Any:
         number = library.key[1]
+        if owner in self.without_room:
+            raise ArgusError(f"{owner[0]} has as many links as it may")
         self.others[number] = [library.pid, *(other.pid for other in others)]
         probed = set(self.probed)
         self.attached.append((number, pid))
@@ -195,6 +202,27 @@ def test_a_file_is_read_for_one_process_of_each_owner_first_then_for_the_others(
     users = [a_target(n, HOSTILE, [1]) for n in (1, 2, 3)] + [a_target(n, HONEST, [1]) for n in (4, 5)]
     files.attach(users, {1, 2, 3, 4, 5}, running=False)
     assert probes.others[1] == [1, 4, 2, 3, 5]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_file_is_probed_on_account_of_any_who_maps_it(clock: SimpleNamespace, later: bool) -> None:
+    """Whoever mapped it first had used up all links of its own, and nobody's calls of the shared file were seen."""
+    probes = FakeProbes()
+    probes.without_room = {HOSTILE}
+    files = probed_files(probes)
+    hostile, honest = a_target(1, HOSTILE, [1, 2]), a_target(2, HONEST, [1])
+    if later:
+        files.attach([hostile], {1}, running=True)
+        assert not files.attached
+        clock.now += 1
+    files.attach([hostile, honest], {1, 2}, running=True)
+    clock.now += SOON_S
+    files.attach([hostile, honest], {1, 2}, running=True)
+    assert [attachment.library.key[1] for attachment in files.attached] == [1]
+    assert "65534 has as many links as it may" in list(files._session.notes)
+    tried = len(probes.attached)
+    files.attach([hostile, honest], {1, 2}, running=True)
+    assert len(probes.attached) == tried, "what is refused rests"
 
 
 REFUSED = """

@@ -57,6 +57,18 @@ def test_a_user_with_very_many_containers_leaves_descriptors_to_others() -> None
     assert len(taken(room, HONEST, 8)) == 8
 
 
+def test_who_has_room_is_who_may_take_it() -> None:
+    chosen = random.Random(5)
+    room = LinkRoom("multi", launch_durations=False)
+    owners = [(uid, container) for uid in (1, 2, 3) for container in ("", "a", "b")]
+    for _ in range(300):
+        each = a_file(chosen.choice(owners))
+        may = each.owner in room.who_has(each.library, owners)
+        with suppress(ArgusError):
+            room.take(each)
+        assert may == bool(each.links_kept)
+
+
 def test_what_is_given_back_leaves_nothing() -> None:
     room, draw = LinkRoom("perf", launch_durations=True), random.Random(3)
     held: list[Attachment] = []
