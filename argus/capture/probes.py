@@ -375,7 +375,7 @@ class Probes(TracedProcesses, Counts):
         self._closing: list[Closing] = []
         self._patience = Patience()
         self.prices: Prices = prices(self.backend, self._attach_to_self)
-        self._placement = Placement(self._module, self.prices, launch_durations=launch_durations, backend=self.backend)
+        self.placement = Placement(self._module, self.prices, launch_durations=launch_durations, backend=self.backend)
         self._trap_prices = TrapPrices(self._module["trap_prices"], lambda: self.attachments, self._by_entry)
         self._at_exit = self._attach_at_exit()
         self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
@@ -437,10 +437,6 @@ class Probes(TracedProcesses, Counts):
         if own := [attachment for attachment in self.attachments if attachment.pid in ignored]:
             self.release(own)
 
-    def who_has_room(self, library: Library, owners: Iterable[Owner]) -> list[Owner]:
-        """On whose account there is room for a file's probes."""
-        return self._placement.links.who_has(library, owners)
-
     def attach(
         self,
         library: Library,
@@ -468,10 +464,10 @@ class Probes(TracedProcesses, Counts):
         attachment = Attachment(library, pid, owner=owner)
         by_program: dict[str, list[tuple[int, int]]] = {}
         try:
-            self._placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner)
+            self.placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner)
         except BaseException:
-            self._placement.release(attachment)
-            self._placement.links.give_back(attachment)
+            self.placement.release(attachment)
+            self.placement.links.give_back(attachment)
             raise
         attachment.places = _entry_offsets(by_program)
         try:
@@ -483,7 +479,7 @@ class Probes(TracedProcesses, Counts):
             self._join(attachment)
         except BaseException as reason:
             self._let_go_of(self._links_of(attachment), [attachment])
-            self._placement.release(attachment)
+            self.placement.release(attachment)
             if not isinstance(reason, OSError):
                 raise
             raise _attach_failure(library, pid, reason) from reason
@@ -562,14 +558,14 @@ class Probes(TracedProcesses, Counts):
             self.end_windows()
         Closing(_by_user(self._links_of(*chosen))).wait(PATIENCE_S)
         self._forget(chosen)
-        self._placement.release(*chosen)
-        self._placement.links.give_back(*chosen)
+        self.placement.release(*chosen)
+        self.placement.links.give_back(*chosen)
 
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         self._forget(attachments)
         self._let_go_of(self._links_of(*attachments), attachments)
-        self._placement.release(*attachments)
+        self.placement.release(*attachments)
 
     def _forget(self, attachments: Iterable[Attachment]) -> None:
         """Of a process that is ignored they may be gone already."""
@@ -668,7 +664,7 @@ class Probes(TracedProcesses, Counts):
 
     def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> None:
         """``gone``: these have no other links."""
-        self._add_closing(Closing(_by_user(links), lambda: self._placement.links.give_back(*gone)))
+        self._add_closing(Closing(_by_user(links), lambda: self.placement.links.give_back(*gone)))
 
     def _add_closing(self, new: Closing) -> None:
         with self._lock:

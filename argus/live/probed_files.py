@@ -370,7 +370,7 @@ class ProbedFiles:
         has_turn = list(filter(self._attaching.may, by_owner))
         self._refused |= set() if has_turn else by_owner.keys()
         (library, _), *_ = by_owner.values()
-        with_room = self._session.probes.who_has_room(library, by_owner)
+        with_room = self._session.probes.placement.links.who_has(library, by_owner)
         able = [owner for owner in has_turn if owner in with_room] if with_room else has_turn
         return able[0] if able else None
 

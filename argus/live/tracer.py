@@ -359,10 +359,10 @@ class Tracer:
         self._watchdog.expect(now + self.pace_s)
 
     def _look_quickly(self, now: float) -> None:
-        changed = self._roster.look_quickly(now)
+        changed, self._calls.soon = self._roster.look_quickly(now), self._roster.young(now)
         if changed:
             self._rows.ranks_changed(now)
-        if changed or self._roster.young(now):
+        if changed or self._calls.soon:
             for side in self.sides:
                 side.look_quickly(now)
 

@@ -70,7 +70,11 @@ class FakeProbes:
         self.unanswered = 0
         self.without_room: set[Owner] = set()
 
-    def who_has_room(self, library: Any, owners: Iterable[Owner]) -> list[Owner]:
+    @property
+    def placement(self) -> Any:
+        return SimpleNamespace(links=self)
+
+    def who_has(self, library: Any, owners: Iterable[Owner]) -> list[Owner]:
         return [owner for owner in owners if owner not in self.without_room]
 
     def attach(self, library: Any, pid: int | None, *, others: Sequence[Any], owner: Owner, **_: Any) -> Any:
@@ -1296,7 +1300,7 @@ def test_a_refused_file_is_put_off(kernel: Kernel, monkeypatch: pytest.MonkeyPat
 
 def with_placement(probes: Any) -> Any:
     maps: Any = {"text_bytes": SimpleNamespace(set=lambda key, value: None)}
-    probes._placement = Placement(maps, maps, launch_durations=False)
+    probes.placement = Placement(maps, maps, launch_durations=False)
     return probes
 
 

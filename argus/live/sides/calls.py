@@ -35,7 +35,9 @@ from argus.tables import collectives, launches
 POLL_S = 0.02
 """How often the rings are drained while calls are probed."""
 QUIET_POLL_S = 0.1
-"""The same while few calls come, and no GPU's records."""
+"""The same while few calls come, no GPU's records, and no process is new."""
+FORKS_POLL_S = 0.05
+"""The same where children are followed: a fork is seen so late."""
 QUIET_FILL = 1 / 256
 """Below this fill level of the fullest ring few calls come."""
 KEEP_COLLECTIVES = 4096
@@ -83,6 +85,7 @@ class CallSide(Side):
 
     Attributes:
         poll_s: How soon the rings are to be drained again.
+        soon: Whether processes are looked at meanwhile that may be about to make their first calls.
         drained_ns: What was called before this has been drained, CLOCK_MONOTONIC.
         seen_ns: What was called until then has become rows; 0: nothing has.
         waited_ns: Time that threads spent in calls that wait for a GPU, so far.
@@ -110,7 +113,7 @@ class CallSide(Side):
             "marks": [],
             "math": [],
         }
-        self.poll_s = POLL_S
+        self.poll_s, self.soon = POLL_S, False
         self.drained_ns = self.seen_ns = self.waited_ns = 0
         self.kernel_launches: Tally[str] = Tally()
         self.collective_bytes: Tally[str] = Tally()
@@ -131,10 +134,11 @@ class CallSide(Side):
     def drain(self) -> None:
         """Reads what the rings hold, to be worked on later."""
         assert self._rings is not None
-        if self._session.options.children or self._gpu.collects or self._rings.used > QUIET_FILL:
+        if self.soon or self._gpu.collects or self._rings.used > QUIET_FILL:
             self.poll_s = POLL_S
         else:
-            self.poll_s = min(1.25 * self.poll_s, QUIET_POLL_S)
+            longest = FORKS_POLL_S if self._session.options.children else QUIET_POLL_S
+            self.poll_s = min(1.25 * self.poll_s, longest)
         taken, self.drained_ns = self._rings.take()
         for name, parts in taken.items():
             self._drained[name] += parts

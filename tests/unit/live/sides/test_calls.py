@@ -509,3 +509,21 @@ def test_jobs_of_who_is_alone_end_together(monkeypatch: pytest.MonkeyPatch) -> N
     ending.turn(101.0)
     assert len(ending.stored) == 40
     assert ending.left_out() == [0] * 40
+
+
+# ---- how often rings are drained
+
+
+@pytest.mark.parametrize(
+    ("what", "longest_s"), [("nothing", 0.1), ("children", 0.05), ("new", 0.02), ("gpu", 0.02), ("many", 0.02)]
+)
+def test_rings_that_bring_little_are_drained_less_often(what: str, longest_s: float) -> None:
+    """With --children 500 quiet ranks were gone through 50 times a second, for forks that nobody made."""
+    side = Side(Job("job", 1), {7: 0}, a_session(children=what == "children"))
+    calls = side.calls
+    calls._gpu = SimpleNamespace(collects=what == "gpu")  # type: ignore[assignment]
+    calls._rings = SimpleNamespace(used=0.1 if what == "many" else 0.0, take=lambda: ({"launches": []}, 1))  # type: ignore[assignment]
+    calls.soon = what == "new"
+    for _ in range(20):
+        calls.drain()
+    assert calls.poll_s == pytest.approx(longest_s)
