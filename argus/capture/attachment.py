@@ -112,6 +112,14 @@ class Attachment:
     lacks_code: bool = False
     links_kept: int = 0
 
+    def entries_of(self, subject: Subject) -> dict[str, list[tuple[int, int]]]:
+        """A subject's functions without their exits: programs with file offsets and cookies."""
+        return {
+            name: [self.entry_points[cookie & 0xFF] for _, cookie in places]
+            for name, places in self.optional_points.get(subject, {}).items()
+            if name.endswith("_enter")
+        }
+
     def did_not_answer(self, late: Callable[[float], bool]) -> None:
         """Probes on it have not come in time. ``late``: as the attribute."""
         self.answers, self.late, self.slow_to_go = False, late, False

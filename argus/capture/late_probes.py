@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from argus.capture.attachment import Attachment, Subject
+from argus.capture.pulse_probes import PulseLinks
 from argus.system.aside import Aside
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class _Trying:
     pulse: int
     """``Probes.pulse_turn`` when it began."""
     lacked_pulse: bool
-    making: Aside[tuple[_Links, list[int]]]
+    making: Aside[tuple[_Links, PulseLinks]]
 
 
 class LateProbes:
@@ -59,7 +60,10 @@ class LateProbes:
             probes.let_go(gone)
         if unwanted:
             probes.write_prices([attachment])
-        if _missing(probes, attachment) or probes.lacks_pulse(attachment):
+        if (lacks_pulse := probes.lacks_pulse(attachment)) or _missing(probes, attachment):
+            if lacks_pulse and attachment.answers:  # the kernel refuses them for now
+                attachment.unanswered += 1
+                probes.unanswered += 1
             attachment.answers, attachment.again_at = False, 0.0
 
     def go_on(self, probes: Probes) -> None:
@@ -94,12 +98,12 @@ class LateProbes:
         missing, pulse = _missing(probes, attachment), probes.pulse_turn
         lacks_pulse = probes.lacks_pulse(attachment)
 
-        def make() -> tuple[_Links, list[int]]:
+        def make() -> tuple[_Links, PulseLinks]:
             links: _Links = {}
             try:
                 for subject in missing:
                     links[subject] = probes.links_for(attachment, subject, entries_only)
-                return links, probes.pulse_of(attachment, in_time=False) if lacks_pulse else []
+                return links, probes.pulse_of(attachment, in_time=False) if lacks_pulse else PulseLinks()
             except BaseException:
                 probes.let_go(list(links.values()))
                 raise
@@ -120,15 +124,16 @@ class LateProbes:
                 attachment.put(subject, both, trying.entries_only)
             elif any(both):
                 probes.let_go([both])
-        if pulse and not (there and probes.take_pulse(attachment, pulse, trying.pulse)):
+        taken = trying.lacked_pulse and there and probes.take_pulse(attachment, pulse, trying.pulse)
+        if pulse and not taken:
             probes.let_go([(pulse, [])])
         if not there:
             return
         # What has changed meanwhile is tried next.
         if not _missing(probes, attachment) and not probes.lacks_pulse(attachment):
             attachment.answered()
-        elif trying.lacked_pulse and not pulse and trying.pulse == probes.pulse_turn:
-            attachment.put_off()  # the kernel refuses them
+        elif trying.lacked_pulse and probes.lacks_pulse(attachment) and trying.pulse == probes.pulse_turn:
+            attachment.put_off()  # the kernel refuses them, or some
         probes.write_prices([attachment])
 
 

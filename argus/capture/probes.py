@@ -45,6 +45,7 @@ from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
 from argus.capture.process.instructions import code_of, has_probes
 from argus.capture.process.targets import CUBLAS, Library
+from argus.capture.pulse_probes import PulseLinks, PulseProbes
 from argus.capture.under_way import forget, in_progress
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
@@ -179,22 +180,6 @@ class Window:
         self.closing.wait(PATIENCE_S)
 
 
-class _PulseLinks(list[int]):
-    """Links that hold a file's probes of the pulse.
-
-    Attributes:
-        points: Where these stand: programs, with file offsets and cookies.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.points: dict[str, list[tuple[int, int]]] = {}
-
-
-def _points_of(links: list[int] | None) -> dict[str, list[tuple[int, int]]] | None:
-    return links.points if isinstance(links, _PulseLinks) else None
-
-
 class TracedProcesses:
     """Which processes' calls are let through: the part of ``Probes`` that is about them.
 
@@ -326,7 +311,7 @@ class Counts:
         return in_progress(self._module)
 
 
-class Probes(TracedProcesses, Counts):
+class Probes(TracedProcesses, Counts, PulseProbes):
     """The BPF programs and maps of one tracing session.
 
     Args:
@@ -359,9 +344,7 @@ class Probes(TracedProcesses, Counts):
         """Of those, subjects whose exits are not probed."""
         self._window: Window | None = None
         self._pulse: frozenset[int] = frozenset()
-        self._pulse_links: dict[int, list[int]] = {}
-        self.pulse_turn = 0
-        """Grows as ``set_pulse`` is called: probes of an earlier one are not taken over."""
+        self._pulse_links: dict[int, PulseLinks] = {}
         self.closed = False
         self._lock = threading.Lock()
         """Threads that attach share ``attachments``, links of pulses and ``_closing`` with the loop's."""
@@ -593,7 +576,7 @@ class Probes(TracedProcesses, Counts):
         links: list[tuple[Attachment, Links]] = []
         for each in attachments:
             of_file = [(each.entry_links, each.exit_links), *each.optional_links.values()]
-            of_file.append((self._pulse_links.pop(id(each), []), []))
+            of_file.append((self._pulse_links.pop(id(each), PulseLinks()), []))
             links += [(each, both) for both in of_file if any(both)]
             each.entry_links, each.exit_links, each.optional_links = [], [], {}
         return links
@@ -647,7 +630,7 @@ class Probes(TracedProcesses, Counts):
         """
         points = attachment.optional_points.get(subject, {})
         if subject in entries_only:
-            points = _entries(attachment, subject)
+            points = attachment.entries_of(subject)
         links: tuple[list[int], list[int]] = ([], [])
         try:
             for name in _exits_first(points):
@@ -725,72 +708,6 @@ class Probes(TracedProcesses, Counts):
     def window_goes(self) -> bool:
         """Whether the last window is not over, or its probes are going: none is opened before."""
         return self._window is not None and (not self._window.end_ns or not self._window.gone())
-
-    @property
-    def pulse(self) -> frozenset[int]:
-        """Numbers of the calls that are probed throughout, at their entries, whatever becomes of their subjects."""
-        return self._pulse
-
-    def set_pulse(self, chosen: Iterable[int]) -> list[Attachment]:
-        """Probes the entries of these functions from now on, and no longer those of before. Those whose subjects are
-        probed throughout are left to them: call it again when that changes. Probes that stand where they are to stand
-        stay. Returns the other files that had some or get some: not all calls were seen meanwhile."""
-        with self._lock:
-            files, before = list(self.attachments), self._pulse_links
-            self._pulse = frozenset(chosen)
-            stay = [each for each in files if _points_of(before.get(id(each))) == self._pulse_points(each)]
-            self._pulse_links = {id(each): before[id(each)] for each in stay}
-            self.pulse_turn += 1
-        changed = [each for each in files if id(each) not in self._pulse_links]
-        self._close_soon([(each, (links, [])) for each in changed if (links := before.get(id(each)))])
-        for attachment in self._patience.begin(changed, files):
-            with contextlib.suppress(TimeoutError):  # ``LateProbes`` goes on
-                if (links := self.pulse_of(attachment)) or not self._pulse_points(attachment):
-                    self.take_pulse(attachment, links, self.pulse_turn)
-        return [each for each in changed if before.get(id(each)) or self._pulse_points(each)]
-
-    def pulse_of(self, attachment: Attachment, *, in_time: bool = True) -> list[int]:
-        """Links that hold the probes of ``pulse`` on a file. They are the caller's to keep.
-
-        Raises:
-            TimeoutError: The kernel does not answer. Nothing is left attached.
-        """
-        links = _PulseLinks()
-        try:
-            for name, points in self._pulse_points(attachment).items():
-                try:
-                    self._attach_program(attachment, name, points, links, in_time=in_time)
-                    links.points[name] = points
-                except TimeoutError:
-                    raise
-                except OSError:  # its process has ended
-                    continue
-        except BaseException:
-            self.let_go([(links, [])])
-            raise
-        return links
-
-    def take_pulse(self, attachment: Attachment, links: list[int], turn: int) -> bool:
-        """Takes over such links, if they are of the last ``set_pulse`` and the file has none."""
-        with self._lock:
-            if turn != self.pulse_turn or id(attachment) in self._pulse_links:
-                return False
-            self._pulse_links[id(attachment)] = links
-            return True
-
-    def lacks_pulse(self, attachment: Attachment) -> bool:
-        """Whether a file has functions of the pulse and no probes there."""
-        return id(attachment) not in self._pulse_links and bool(self._pulse_points(attachment))
-
-    def _pulse_points(self, attachment: Attachment) -> dict[str, list[tuple[int, int]]]:
-        """Programs, with the places in a file that are probed for the pulse alone."""
-        by_program: dict[str, list[tuple[int, int]]] = {}
-        subjects = attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ()
-        for subject in sorted(subjects):
-            for name, entries in _entries(attachment, subject).items():
-                if pulsed := [point for point in entries if point[1] & 0xFF in self._pulse]:
-                    by_program.setdefault(name, []).extend(pulsed)
-        return by_program
 
     # --- prices
 
@@ -895,22 +812,13 @@ def _probed_places(attachment: Attachment) -> list[int]:
     ]
 
 
-def _entries(attachment: Attachment, subject: Subject) -> dict[str, list[tuple[int, int]]]:
-    """A subject's functions without exits: programs with file offsets and cookies."""
-    return {
-        name: [attachment.entry_points[cookie & 0xFF] for _, cookie in places]
-        for name, places in attachment.optional_points.get(subject, {}).items()
-        if name.endswith("_enter")
-    }
-
-
 def _window_points(
     attachment: Attachment, subjects: Collection[Subject], pulse: Collection[int], only: Collection[int] | None
 ) -> dict[str, list[tuple[int, int]]]:
     """What a window probes of a file (``Probes.open_window``): programs with file offsets and cookies."""
     by_program: dict[str, list[tuple[int, int]]] = {}
     for subject in sorted(subjects):
-        for name, points in _entries(attachment, subject).items():
+        for name, points in attachment.entries_of(subject).items():
             by_program.setdefault(name, []).extend(
                 (offset, cookie)
                 for offset, cookie in points

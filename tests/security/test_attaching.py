@@ -29,6 +29,7 @@ from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
 from argus.capture.process.targets import find_libraries
+from argus.capture.pulse_probes import PulseLinks
 from argus.live import probed_files as module
 from argus.live.cost import attaching, mapped_elsewhere
 from argus.live.job import Job
@@ -104,11 +105,11 @@ class FakeProbes:
 
     def write_prices(self, new: Any = None) -> None: ...
 
-    def lacks_pulse(self, attachment: Any) -> bool:
+    def lacks_pulse(self, attachment: Any, call: int | None = None) -> bool:
         return False
 
-    def pulse_of(self, attachment: Any, *, in_time: bool) -> list[int]:
-        return []
+    def pulse_of(self, attachment: Any, *, in_time: bool) -> PulseLinks:
+        return PulseLinks()
 
 
 def a_target(pid: int, owner: Owner, numbers: Sequence[int]) -> Any:

@@ -3,6 +3,7 @@ is counted by them."""
 
 from __future__ import annotations
 
+import errno
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from tests.security.test_attaching import (
 
 LAUNCH = calls.BY_SYMBOL["cudaLaunchKernel"].id
 OTHER = calls.BY_SYMBOL["cudaMemcpyAsync"].id
+COLLECTIVE = calls.BY_SYMBOL["ncclAllReduce"].id
 
 
 def pulsed(paths: list[str]) -> Any:
@@ -235,6 +237,103 @@ def test_a_pulse_that_the_kernel_refuses_is_put_off(kernel: Kernel, monkeypatch:
         join(late)
     assert attachment.answers
     assert not probes.lacks_pulse(attachment)
+
+
+def of_two_programs(attachment: Any, probes: Any) -> None:
+    """Its pulse is a launch and a collective, which programs of their own see."""
+    probes._module.programs["nccl_enter"] = 5
+    attachment.optional_points = {
+        "launches": {"cuda_enter": [(16, LAUNCH)]},
+        "collectives": {"nccl_enter": [(32, COLLECTIVE)]},
+    }
+    attachment.entry_points = {LAUNCH: (16, LAUNCH), COLLECTIVE: (32, COLLECTIVE)}
+
+
+def tried_again(probes: Any, late: LateProbes, *, times: int = 1) -> None:
+    for _ in range(times):
+        for attachment in probes.attachments:
+            attachment.again_at = 0.0
+        late.go_on(probes)
+        join(late)
+
+
+@pytest.mark.parametrize("refused", [3, 5])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EAGAIN, errno.EIO])
+def test_a_pulse_that_is_there_in_part_is_completed(
+    refused: int,
+    code: int,
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that the kernel refused for a moment, beside another one, was never attached again. What stands is not
+    attached twice: calls would be seen twice."""
+    probes, late = with_windows(["jax"]), LateProbes()
+    (attachment,) = probes.attachments
+    of_two_programs(attachment, probes)
+
+    def refuse(backend: Any, program: int, *more: Any) -> list[int]:
+        if program == refused:
+            raise OSError(code, "refused")
+        return kernel._link(backend, program, *more)
+
+    monkeypatch.setattr("argus.capture.probes.link", refuse)
+    probes.set_pulse([LAUNCH, COLLECTIVE])
+    tried_again(probes, late, times=3)
+    lacks, has = (LAUNCH, COLLECTIVE) if refused == 3 else (COLLECTIVE, LAUNCH)
+    assert [probes.lacks_pulse(attachment, call) for call in (None, lacks, has)] == [True, True, False]
+    assert attachment.unanswered == probes.unanswered > 0
+    monkeypatch.setattr("argus.capture.probes.link", kernel._link)
+    tried_again(probes, late, times=4)
+    assert not probes.lacks_pulse(attachment)
+    assert attachment.answers
+    standing = [place for link in probes._pulse_links[id(attachment)] for place in kernel.made[link]]
+    assert sorted(standing) == [16, 32]
+    has_closed(probes)
+    assert {*kernel.made} - {*kernel.closed} == {*probes._pulse_links[id(attachment)]}
+    there = dict(kernel.made)
+    assert (probes.set_pulse([LAUNCH, COLLECTIVE]), kernel.made) == ([], there), "they stay"
+
+
+@pytest.mark.parametrize("refused", [[3], [5], [3, 5]])
+def test_a_new_file_whose_pulse_is_refused_lacks_it(
+    refused: list[int],
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It counted as there for the rest of the trace, and nothing of it was counted."""
+    probes, late = with_windows(["new"]), LateProbes()
+    attachment = probes.attachments.pop()
+    of_two_programs(attachment, probes)
+    probes._pulse = frozenset({LAUNCH, COLLECTIVE})
+
+    def refuse(backend: Any, program: int, *more: Any) -> list[int]:
+        if program in refused:
+            raise OSError(errno.EMFILE, "too many open files")
+        return kernel._link(backend, program, *more)
+
+    monkeypatch.setattr("argus.capture.probes.link", refuse)
+    probes._join(attachment)
+    late.settle(probes, attachment)
+    assert probes.lacks_pulse(attachment)
+    assert (attachment.unanswered, probes.unanswered) == (1, 1)
+    monkeypatch.setattr("argus.capture.probes.link", kernel._link)
+    tried_again(probes, late, times=4)
+    assert not probes.lacks_pulse(attachment)
+    assert attachment.answers
+    assert sorted(kernel.made.values()) == [(16,), (32,)]
+
+
+def test_a_process_that_has_ended_lacks_no_pulse(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    probes = pulsed(["0"])
+    (attachment,) = probes.attachments
+
+    def ended(*_: Any) -> list[int]:
+        raise ProcessLookupError(errno.ESRCH, "it has ended")
+
+    monkeypatch.setattr("argus.capture.probes.link", ended)
+    probes.set_pulse([LAUNCH])
+    assert not probes.lacks_pulse(attachment)
+    assert (attachment.answers, probes.unanswered) == (True, 0)
 
 
 def test_a_pulse_that_its_subject_brings_is_not_seen_without_it(

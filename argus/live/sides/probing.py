@@ -134,7 +134,7 @@ class _PulseSpans(Side):
         if call not in attachment.entry_points:
             return False
         if not self._probed_anyway(call):
-            return self._session.probes.lacks_pulse(attachment)
+            return self._session.probes.lacks_pulse(attachment, call)
         subject = subject_of(calls.CALLS[call])
         optional = subject is not None and subject in attachment.optional_points
         return optional and subject not in attachment.optional_links
