@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from argus.capture.attachment import Attachment, Subject
+from argus.capture.attachment import SOON_S, Attachment, Subject
 from argus.capture.pulse_probes import PulseLinks
 from argus.system.aside import Aside
 
@@ -108,7 +108,12 @@ class LateProbes:
                 probes.let_go(list(links.values()))
                 raise
 
-        self._trying.append(_Trying(attachment, entries_only, pulse, lacks_pulse, Aside(make, "argus-attach")))
+        try:
+            making = Aside(make, "argus-attach")
+        except RuntimeError:  # no thread can be started
+            attachment.again_at = time.monotonic() + SOON_S
+            return
+        self._trying.append(_Trying(attachment, entries_only, pulse, lacks_pulse, making))
 
     def _take(self, probes: Probes, trying: _Trying) -> None:
         attachment = trying.attachment

@@ -155,6 +155,9 @@ class Window:
         self._over.wait(seconds)
         try:
             self.hits += self._count()
+        except BaseException:
+            self.hits = 0 * self.hits  # not known; what was counted before it is no cost of it
+            raise
         finally:
             end_ns = time.monotonic_ns()
             try:
@@ -343,6 +346,8 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         self.entries_only: set[Subject] = set()
         """Of those, subjects whose exits are not probed."""
         self._window: Window | None = None
+        self.lacking: list[Attachment] = []
+        """Files that lacked probes when a window was last to begin, as ``Window.lacking`` has them if it did."""
         self._pulse: frozenset[int] = frozenset()
         self._pulse_links: dict[int, PulseLinks] = {}
         self.closed = False
@@ -656,8 +661,9 @@ class Probes(TracedProcesses, Counts, PulseProbes):
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
     ) -> Window | None:
-        """Probes the entries of some subjects' functions for a while. None: the last window is not over, or there are
-        none that are not probed anyway.
+        """Probes the entries of some subjects' functions for a while. None: the last window is not over, no file has
+        functions that are not probed anyway, or none could be probed. Each file that lacks its probes in a window is
+        counted, and each that kept one from beginning.
 
         Args:
             subjects: Those that are probed anyway are left out.
@@ -675,34 +681,39 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         files: list[tuple[Attachment, list[int]]] = []
         lacking: list[Attachment] = []
         for attachment in self._patience.begin(self.attachments):
+            by_program = _window_points(attachment, chosen, self._pulse, only)
             links: list[int] = []
-            before = attachment.unanswered
-            if not self._patience.has_turn(attachment):
-                lacking.append(attachment)
-                continue
-            for name, points in _window_points(attachment, chosen, self._pulse, only).items():
-                if not points:
-                    continue
+            before, has_all = attachment.unanswered, self._patience.has_turn(attachment) or not by_program
+            for name, points in by_program.items() if has_all else ():
                 try:
                     self._attach_program(attachment, name, points, links)
                 except OSError as failure:
                     if failure.errno == errno.ESRCH:  # its process has ended
                         continue
-                    lacking.append(attachment)
-                    if attachment.unanswered == before:
-                        attachment.unanswered += 1
-                        self.unanswered += 1
+                    has_all = False
                     break
+            if not has_all:
+                lacking.append(attachment)
+                if attachment.unanswered == before:
+                    self._count_unanswered(attachment)
             if links:
                 files.append((attachment, links))
+        self.lacking = lacking
         if not files:
             return None
         try:
             self._window = Window(chosen, files, seconds, self.hits, lacking)
         except BaseException:  # no thread can be started
+            for attachment, _ in files:
+                if attachment not in lacking:
+                    self._count_unanswered(attachment)
             self._let_go_of([(attachment, (links, [])) for attachment, links in files], ())
             raise
         return self._window
+
+    def _count_unanswered(self, attachment: Attachment) -> None:
+        attachment.unanswered += 1
+        self.unanswered += 1
 
     @property
     def window_goes(self) -> bool:
@@ -824,7 +835,7 @@ def _window_points(
                 for offset, cookie in points
                 if (call := cookie & 0xFF) not in pulse and (only is None or call in only)
             )
-    return by_program
+    return {name: points for name, points in by_program.items() if points}
 
 
 def flags(launch_ring_bytes: int) -> list[str]:

@@ -1124,7 +1124,7 @@ def probes_on(paths: Sequence[str], owner: Owner = HONEST) -> Any:
     probes: Any = Probes.__new__(Probes)
     probes._module = SimpleNamespace(programs={"cuda_enter": 3, "cuda_exit": 4})
     probes.probed, probes.refused, probes.entries_only = {"launches"}, {}, set()
-    probes.backend, probes.unanswered, probes._closing = "multi", 0, []
+    probes.backend, probes.unanswered, probes._closing, probes.lacking = "multi", 0, [], []
     probes._pulse, probes._pulse_links, probes.pulse_turn, probes.closed = frozenset(), {}, 0, False
     probes._lock, probes._patience = threading.Lock(), Patience()
     probes.write_prices = lambda new=None: None
@@ -1294,6 +1294,30 @@ def test_a_refused_file_is_put_off(kernel: Kernel, monkeypatch: pytest.MonkeyPat
         late.go_on(probes)
         join(late)
     assert (attachment.wait_s, attachment.answers) == (2 * RETRY_S, False)
+
+
+def test_where_no_thread_begins_files_are_tried_again_later(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the loop's turn was lost, each time."""
+    probes, late = probes_on(["a"]), LateProbes()
+    (attachment,) = probes.attachments
+    attachment.optional_links.clear()
+    attachment.skip()
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+
+    def no_thread(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("argus.capture.late_probes.Aside", no_thread)
+        for _ in range(3):
+            late.go_on(probes)
+    assert (late.under_way, attachment.again_at) == (False, clock.now + SOON_S)
+    clock.now += SOON_S
+    late.go_on(probes)
+    join(late)
+    late.go_on(probes)
+    assert attachment.seen("launches")
 
 
 # ---- files that are released
@@ -1494,6 +1518,7 @@ def test_a_file_that_does_not_answer_costs_no_other_user(users: int, monkeypatch
     probes = without_probes([str(file) for file in range(9)], clocked)
     probes.attachments[8].owner = (1000 + users - 1), ""
     begun, missed, windows, waited_s = clocked.now, 0, 0, 0.0
+    lost: Counter[int] = Counter()
     for _ in range(50):
         waited_s -= clocked.now
         CHANGES["window"](probes)
@@ -1503,12 +1528,50 @@ def test_a_file_that_does_not_answer_costs_no_other_user(users: int, monkeypatch
             end(probes._window)
             missed += sum(each.library.open_path != "0" for each in probes._window.lacking if users == 1)
             missed += probes.attachments[8] in probes._window.lacking
+        lost.update(map(id, probes.lacking if probes._window is None else probes._window.lacking))
         for each in probes.attachments:
             each.answered()
         clocked.now += 2.0
     assert missed == 0
-    assert windows == 50 if users > 1 else windows >= 10
+    assert windows == 50 if users > 1 else windows >= 20
+    assert [each.unanswered for each in probes.attachments] == [lost[id(each)] for each in probes.attachments]
+    assert lost[id(probes.attachments[0])] == 50
+    assert lost[id(probes.attachments[8])] == 50 - windows
+    assert probes.unanswered == lost.total()
     assert waited_s <= patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + 50 * 8 * clocked.takes_s
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_windows_that_a_resting_user_loses_are_counted(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that none could begin. They were counted nowhere."""
+    clocked = Clocked(monkeypatch)
+    probes = without_probes([f"a{file}" for file in range(12)], clocked)
+    if users == 1:
+        clocked.held = {"a0"}
+    else:
+        clocked.takes_s = 0.1
+        probes.attachments += without_probes(["b0", "b1"], clocked, (1001, "")).attachments
+    nothing = without_probes(["nothing to probe"], clocked).attachments[0]
+    nothing.optional_points.clear()
+    probes.attachments.append(nothing)
+    whole, lost = 0, Counter[int]()
+    for _ in range(60):
+        before = [each.unanswered for each in probes.attachments]
+        CHANGES["window"](probes)
+        lacking = {id(each) for each in probes.lacking}
+        if probes._window is not None:
+            whole += not lacking
+            end(probes._window)
+        after = [each.unanswered for each in probes.attachments]
+        grew = {id(each) for each, a, b in zip(probes.attachments, before, after, strict=True) if b == a + 1}
+        assert grew == lacking, "each once"
+        lost.update(lacking)
+        for each in probes.attachments:
+            each.answered()
+        clocked.now += 2.0
+    assert lost.total() == probes.unanswered > 0
+    assert lost[id(nothing)] == 0, "it has all that it is to have"
+    assert whole == (0 if users == 1 else 60 - lost[id(probes.attachments[1])])
 
 
 @pytest.mark.parametrize("unused", [False, True])

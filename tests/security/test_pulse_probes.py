@@ -371,7 +371,7 @@ def test_no_turn_is_taken_while_probes_of_the_last_window_are_going(
     opened: list[Any] = []
     probes = SimpleNamespace(
         probed=set(), refused={}, pulse=frozenset({LAUNCH}), attachments=[], window_goes=True,
-        open_window=lambda *words: opened.append(words), lacks_pulse=lambda _: False,
+        open_window=lambda *words: opened.append(words), lacks_pulse=lambda _: False, lacking=[],
     )  # fmt: skip
     side._session.probes = probes
     side.plan = Plan((Rung.LAUNCHES,), duty=0.25, length_s=0.1, period_s=0.4)

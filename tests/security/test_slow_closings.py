@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import threading
@@ -9,6 +10,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from argus.capture import probes as module_of_probes
@@ -230,6 +232,39 @@ def test_a_window_whose_probes_cannot_be_taken_away_is_not_the_last(monkeypatch:
     with pytest.raises(MemoryError):
         window._run(0.0)
     assert window.end_ns
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_calls_of_a_window_are_those_that_came_in_it(fails: bool) -> None:
+    """If they could not be counted at its end, those of before were taken off: its cost was negative."""
+    counted = iter([1000, 1007])
+
+    def hits() -> Any:
+        number = next(counted)
+        if fails and number > 1000:
+            raise MemoryError
+        return np.full(256, number, np.int64)
+
+    window: Any = module_of_probes.Window.__new__(module_of_probes.Window)
+    window._over, window._links, window._count, window.end_ns = threading.Event(), [], hits, 0
+    window.hits = -hits()
+    with pytest.raises(MemoryError) if fails else contextlib.nullcontext():
+        window._run(0.0)
+    assert window.end_ns
+    assert window.hits.tolist() == [0 if fails else 7] * 256
+
+
+def test_a_window_without_a_thread_is_counted(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    probes = with_windows(["0", "1"])
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module_of_probes, "Window", fail)
+    with pytest.raises(RuntimeError):
+        probes.open_window(["launches"], 0.0)
+    assert [each.unanswered for each in probes.attachments] == [1, 1]
+    assert probes.unanswered == 2
 
 
 def test_where_no_thread_begins_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

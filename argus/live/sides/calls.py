@@ -285,7 +285,7 @@ class CallSide(Side):
         if len(self.kernel_launches) > 2 * KEPT_NAMES:
             self.kernel_launches = Tally(dict(self.kernel_launches.most_common(KEPT_NAMES)))
         launching = event_kinds.is_launch(events)
-        self._probing.count("launches", events["ts_ns"][launching])
+        self._probing.count("launches", events["ts_ns"][launching], job)
         outside = launching & ((events["flags"] & records.FLAG_IN_NCCL) == 0)
         waiting = event_kinds.is_sync(events)
         for pid, places in by_pid(events):
@@ -358,7 +358,7 @@ class CallSide(Side):
         """Counts collectives that are seen in windows. Their rows would have numbers that mean nothing."""
         nbytes = event_kinds.payload_bytes(events)
         together = event_kinds.is_collective(events)
-        self._probing.count("collectives", events["ts_ns"][together])
+        self._probing.count("collectives", events["ts_ns"][together], job)
         for code in np.unique(events["call"]):
             op = calls.CALLS[int(code)].kind
             if not op.startswith("Group"):

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 from weakref import WeakSet
@@ -22,14 +21,13 @@ from numpy.typing import NDArray
 from argus.capture.attachment import Attachment, Subject, subject_of
 from argus.capture.probes import Window
 from argus.live.cost.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET, PATIENCE, Part, Plan, Rung
-from argus.live.coverage import Seen
-from argus.live.job import Job, Member
+from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.side import Side
 from argus.live.sides.gpu_times import GpuSide
+from argus.live.sides.windows_seen import Kind, WindowsSeen
 from argus.model import calls, event_kinds, records
 from argus.model.losses import UNKNOWN, Owner
-from argus.model.units import seconds
 from argus.semantics.steps.by_calls import collective_codes, launch_codes
 from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find_pulse
 
@@ -84,18 +82,6 @@ class _OfJob:
     def end(self, end_ns: int) -> None:
         """It is no longer seen."""
         self.spans[-1] = self.spans[-1][0], end_ns
-
-
-_SIGNALS: dict[str, tuple[Subject, ...]] = {
-    "ranges": ("ranges",),
-    "nvtx": ("nvtx",),
-    "backward": ("backward",),
-    "launches": ("launches",),
-    "calls": ("copies", "waits"),
-    "collectives": ("collectives",),
-    "products": ("math",),
-}
-"""Of ``coverage.SIGNALS``, those that are probed: the subjects of their probes."""
 
 
 class _PulseSpans(Side):
@@ -158,7 +144,7 @@ class _PulseSpans(Side):
         )
 
 
-class ProbingSide(_PulseSpans):
+class ProbingSide(_PulseSpans, WindowsSeen):
     """What is probed, over time.
 
     Args:
@@ -167,7 +153,7 @@ class ProbingSide(_PulseSpans):
 
     Attributes:
         plan: What is in force.
-        on_ns: For how long each subject was seen in windows so far.
+        on_ns: For how long each subject was seen in windows so far, those included that some jobs did not have.
         on_hits: Calls of each function in them, shape (256,), by its number.
         thinned_since_ns: By subject, since when it is seen in windows.
     """
@@ -177,6 +163,7 @@ class ProbingSide(_PulseSpans):
     punctual = True
 
     def __init__(self, session: Session, gpu: GpuSide) -> None:
+        super().__init__()
         self._session = session
         self._gpu = gpu
         self._budget = session.options.max_overhead or DEFAULT_BUDGET
@@ -202,16 +189,9 @@ class ProbingSide(_PulseSpans):
         """Of each job, whose it is and how many of its calls are kept."""
         self._failed = 0
         """Windows in a row in which no pulse was found: they grow."""
-        self._in_windows: Tally[str] = Tally()
-        self._gone: Tally[str] = Tally()
-        """Calls that were seen while probes came or went, and are in no window."""
-        self._windows: deque[Window] = deque(maxlen=8)
         self._heavy = 0
         self._share = 0.0
         """Of the jobs' time, what pulses cost while they are seen, as measured; 0: it was not."""
-        self._shown = Plan()
-        """The plan that was reported last: small changes of windows are not worth a row."""
-        self._shown_samples = Plan()
 
     # ---- the plan
 
@@ -358,10 +338,12 @@ class ProbingSide(_PulseSpans):
         self._window = self._session.probes.open_window([s for s in SUBJECTS if s in self.plan.windowed], length, only)
         self._due = now + period
         if self._window is None:
+            if not self._of_pulse:
+                self._count_lost("windows", length)
             return
+        self._left_out = _left_out(self._window.lacking, self._session)
         if not self._of_pulse:
-            self._windows.append(self._window)
-        self._left_out = _lacking(self._window, self._session)
+            self._windows.append((self._window, self._left_out))
         for job in jobs:
             job.note_queues()
             if id(job) in self._left_out:
@@ -385,14 +367,22 @@ class ProbingSide(_PulseSpans):
         self._sample = self._window is not None
         self._of_pulse = False
         if self._window is None:
+            self._count_lost("samples", self.plan.sample_s)
             return
-        self._left_out = _lacking(self._window, self._session)
+        self._left_out = _left_out(self._window.lacking, self._session)
         for job in self._session.jobs:
             job.note_queues()
             if id(job) in self._left_out:
                 continue
             job.sampled.begin(self._window.begin_ns)
             self._begin_passes(job, self._window.begin_ns, seen=True)
+
+    def _count_lost(self, kind: Kind, length_s: float) -> None:
+        """A window could not begin."""
+        left_out = _left_out(self._session.probes.lacking, self._session)
+        for job in self._session.jobs:
+            if id(job) in left_out:
+                self.had.add(job, kind, length_s * 1e9, had=False)
 
     @staticmethod
     def _begin_passes(job: Job, begin_ns: int, *, seen: bool) -> None:
@@ -415,7 +405,10 @@ class ProbingSide(_PulseSpans):
         self._window, sample, self._sample = None, self._sample, False
         for job in jobs:
             job.note_queues()
-            if id(job) in self._left_out:
+            had = id(job) not in self._left_out
+            if not self._of_pulse:
+                self.had.add(job, "samples" if sample else "windows", window.end_ns - window.begin_ns, had=had)
+            if not had:
                 continue
             job.sampled.end(window.end_ns)
             if job.pulse_spans and not job.pulse_spans[-1][1]:
@@ -563,95 +556,15 @@ class ProbingSide(_PulseSpans):
         """Numbers of the calls by which steps are counted."""
         return {state.pulse.call for _, state in self._jobs.values() if state.pulse is not None}
 
-    # ---- what was observed
-
-    def observed(self, members: Sequence[Member]) -> dict[int, dict[str, Seen]]:
-        """What is probed in the files that each process maps."""
-        of = self._session.roster.attachments_of
-        keys = {member.target.pid: (member.ignored, tuple(of(member))) for member in members}
-        alike = {key: self._observed(*key) for key in {*keys.values()}}
-        return {pid: alike[key] for pid, key in keys.items()}
-
-    def _observed(self, ignored: str, attached: Sequence[Attachment]) -> dict[str, Seen]:
-        observed: dict[str, Seen] = {}
-        refused = self._session.probes.refused
-        for signal, subjects in _SIGNALS.items():
-            probed = [seen for each in attached for subject in subjects if (seen := each.seen(subject)) is not None]
-            if not probed:
-                continue
-            if ignored:
-                observed[signal] = Seen(0.0, 0, ignored)
-            elif (windows := self.seen(subjects)) is not None:
-                observed[signal] = windows
-            else:
-                why = next((refused[subject] for subject in subjects if subject in refused), "")
-                observed[signal] = Seen() if all(probed) else Seen(0.0, 0, why or _why_not(signal, self.plan))
-        return observed
-
-    def seen(self, subjects: Iterable[Subject]) -> Seen | None:
-        """How much of subjects is seen; None: as they are probed."""
-        if any(subject in self.plan.sampled for subject in subjects):
-            new, old = self.plan, self._shown_samples
-            if not old.sample_s or not 2 / 3 < new.sample_period_s / old.sample_period_s < 1.5:
-                self._shown_samples = old = new
-            text = f"what it costs is above --max-overhead: seen for about {seconds(old.sample_s)} now and then"
-            return Seen(old.sample_s / old.sample_period_s, round(1e9 * old.sample_period_s), text)
-        if not any(subject in self.plan.windowed for subject in subjects):
-            return None
-        if self._shown.windowed != self.plan.windowed or not 2 / 3 < self.plan.duty / self._shown.duty < 1.5:
-            self._shown = self.plan
-        shown = self._shown
-        text = f"what it costs is above --max-overhead: seen in windows of about {seconds(shown.length_s)}"
-        return Seen(shown.duty, round(1e9 * shown.period_s), text)
-
-    def until_ns(self, subject: Subject) -> int:
-        """Until when a subject was seen throughout, if it is seen in windows now, CLOCK_MONOTONIC."""
-        return self.thinned_since_ns[subject] if subject in self.plan.windowed else 1 << 62
-
-    def count(self, subject: Subject, ts_ns: NDArray[np.uint64]) -> None:
-        """Takes when calls of a subject were made: those that came while it is seen in windows are counted apart."""
-        if (until_ns := self.until_ns(subject)) == 1 << 62:
-            return
-        late = ts_ns[ts_ns >= until_ns].astype(np.int64)
-        inside = np.zeros(len(late), bool)
-        for window in self._windows:
-            inside |= (late >= window.begin_ns) & (late < (window.end_ns or 1 << 62))
-        self._in_windows[subject] += int(inside.sum())
-        self._gone[subject] += len(late) - int(inside.sum())
-
-    def describe(self, counts: Mapping[Subject, int], now_ns: int, started_ns: int) -> list[str]:
-        """What was seen in windows, in lines for people.
-
-        Args:
-            counts: How many calls of each subject were seen in all.
-            now_ns, started_ns: Now, and when the trace began, CLOCK_MONOTONIC.
-        """
-        lines = []
-        for subject, count in counts.items():
-            since = self.thinned_since_ns.get(subject)
-            if since is None or subject not in self.plan.windowed:
-                continue
-            thinned_ns, on_ns = max(now_ns - since, 1), self.on_ns[subject]
-            share = min((max(since - started_ns, 0) + on_ns) / max(now_ns - started_ns, 1), 1.0)
-            inside = self._in_windows[subject]
-            # While it is seen the job makes fewer of them.
-            lost = self.measured_share()
-            slowed = 1 / (1 - lost) if lost else self._slowed
-            before = count - inside - self._gone[subject]
-            made = before + inside * slowed * thinned_ns / on_ns if on_ns else float(count)
-            how = f"about {made:,.0f} were made (extrapolated)" if on_ns else "what was made since is not known"
-            lines.append(f"overhead: {subject} were seen in {share:.1%} of the time: {count:,}; {how}")
-        return lines
-
     def forget(self, job: Job) -> None:
         """Drops what is kept of a job that is over."""
         self._jobs.pop(id(job), None)
         self._forget_early(id(job))
 
 
-def _lacking(window: Window, session: Session) -> set[int]:
-    """Jobs with processes that map a file which lacks probes of a window (their ``id``)."""
-    files = {id(each) for each in window.lacking}
+def _left_out(lacking: Collection[Attachment], session: Session) -> set[int]:
+    """Jobs with processes that map a file which lacks probes (their ``id``)."""
+    files = {id(each) for each in lacking}
     return {id(job) for job in session.jobs if _maps(job, files, session)}
 
 
@@ -697,9 +610,3 @@ def seen_calls(events: NDArray[np.void]) -> NDArray[np.void]:
     else:
         out["code"] = collective_codes(events)
     return out
-
-
-def _why_not(signal: str, plan: Plan) -> str:
-    if signal == "products" and Rung.PRODUCTS not in plan.rungs:
-        return "GPU times are off"
-    return "what it would cost is above --max-overhead"

@@ -70,6 +70,7 @@ CLASSES = {
     "live/gpu/threads": ("HostTids",),
     "live/sides/kernel_rows": ("KernelSide", "_Process"),
     "live/sides/probing": ("ProbingSide", "_OfJob", "_Searched"),
+    "live/sides/windows_seen": ("WindowsSeen",),
     "live/cost/overhead": ("Overhead",),
     "live/cost/neighbours": ("Neighbours",),
     "live/cost/ladders": ("Ladders",),

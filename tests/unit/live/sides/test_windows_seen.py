@@ -1,0 +1,156 @@
+"""What was seen in windows: of a job that lacked some of them less than of others."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from argus.capture.attachment import Attachment
+from argus.live.cost.governor import Plan, Rung
+from argus.live.job import Job, Member
+from argus.live.sides.probing import ProbingSide
+from argus.live.sides.windows_seen import LACKING, RECENT, WindowsHad
+from tests.builders.sessions import a_session
+
+S = 10**9
+
+
+def a_target(pid: int) -> Any:
+    return SimpleNamespace(pid=pid, queued_ns=0, has=lambda _: False)
+
+
+class Node:
+    """A rank of each job, which maps a file of its own, and windows of 0.1 s in which some files lack their probes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, jobs: int = 2) -> None:
+        self.session = session = a_session()
+        self.files: list[Any] = [Attachment(SimpleNamespace(), None) for _ in range(jobs)]  # type: ignore[arg-type]
+        for file in self.files:
+            file.optional_points["launches"] = {"cuda_enter": [(16, 1)]}
+        self.lacking: list[Any] = []
+        self.begun, self.ns = 0, S
+        self.probes = SimpleNamespace(
+            probed=set(), refused={}, pulse=frozenset(), window_goes=False, attachments=self.files,
+            open_window=self._open, lacking=[],
+        )  # fmt: skip
+        session.probes = self.probes
+        session.roster.attachments_of = lambda member: [self.files[member.target.pid]]  # type: ignore[method-assign]
+        self.side = ProbingSide(session, SimpleNamespace(wants_math=False))  # type: ignore[arg-type]
+        self.side.plan = Plan((Rung.LAUNCHES,), duty=0.25, length_s=0.1, period_s=0.4)
+        self.side.thinned_since_ns["launches"] = S
+        self.jobs = [Job(f"job {pid}", 1) for pid in range(jobs)]
+        for pid, job in enumerate(self.jobs):
+            job.by_marks = True
+            job.members[0] = member = Member(a_target(pid), 0, "order")  # type: ignore[arg-type]
+            session.roster.by_pid[pid] = job, member
+            session.roster.jobs.append(job)
+            self.side._thinned.add(job)
+            monkeypatch.setattr(job, "note_queues", lambda: None)
+
+    def _open(self, subjects: Any, seconds: float, only: Any = None) -> Any:
+        self.probes.lacking = list(self.lacking)
+        if len(self.lacking) == len(self.files):
+            return None
+        return SimpleNamespace(
+            begin_ns=self.ns, end_ns=0, subjects=subjects, lacking=self.probes.lacking, hits=np.zeros(256, np.int64)
+        )
+
+    def turn(self, *lacking: int, calls: int = 100) -> None:
+        """A window in which these jobs lack their probes. The others make so many calls, these half."""
+        self.lacking = [self.files[number] for number in lacking]
+        self.side._due = 0.0
+        self.side.poll(1.0)
+        if (window := self.side._window) is not None:
+            for number, job in enumerate(self.jobs):
+                ts = np.full(calls // (2 if number in lacking else 1), self.ns + S // 20, np.uint64)
+                self.side.count("launches", ts, job)
+                job.members[0].launches += len(ts)
+            window.end_ns = self.ns + S // 10
+            self.side._end_window(window, self.session.jobs)
+        self.ns += 4 * S // 10
+
+    def seen(self) -> list[Any]:
+        seen = self.side.observed([job.members[0] for job in self.jobs])
+        return [seen[pid]["launches"] for pid in range(len(self.jobs))]
+
+    def text(self) -> str:
+        made = sum(job.members[0].launches for job in self.jobs)
+        (text,) = self.side.describe({"launches": made}, self.ns, S)
+        return text
+
+
+def test_jobs_that_had_all_windows_have_seen_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    for _ in range(40):
+        node.turn()
+    first, second = node.seen()
+    assert first == second == node.side.seen(["launches"])
+    assert (first.share, first.period_ns) == (0.25, 4 * S // 10)
+    assert "25.0% of the time: 8,000; about 32,000 were made" in node.text()
+
+
+def test_a_job_that_lost_windows_has_seen_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs were reported to have seen all of them, and what was made in all was too little."""
+    node = Node(monkeypatch)
+    for turn in range(60):
+        node.turn(*([1] if turn % 2 else []))
+    first, second = node.seen()
+    assert (first.share, first.period_ns) == (0.25, 4 * S // 10)
+    assert second.share == pytest.approx(0.125, rel=0.1)
+    assert second.period_ns == pytest.approx(8 * S // 10, rel=0.1)
+    assert "since its files lacked their probes in others" in second.reason
+    share, _, rest = node.text().partition("% of the time")
+    assert 17 < float(share.split()[-1]) < 20
+    made = int(rest.split("about ")[1].split()[0].replace(",", ""))
+    assert made == pytest.approx(2 * 60 * 400, rel=0.05)
+
+
+def test_windows_that_could_not_begin_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One user alone, whose files have taken their time."""
+    node = Node(monkeypatch, jobs=1)
+    node.turn(0)
+    assert [each.reason for each in node.seen()] == [LACKING]
+    assert "what was made since is not known" in node.text()
+    for turn in range(60):
+        node.turn(*([0] if turn % 2 else []))
+    (seen,) = node.seen()
+    assert seen.share == pytest.approx(0.125, rel=0.1)
+
+
+def test_a_window_in_which_nothing_was_to_be_probed_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    monkeypatch.setattr(node.probes, "open_window", lambda *_: None)
+    node.turn()
+    assert [each.share for each in node.seen()] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_share_is_that_of_the_last_windows(seed: int) -> None:
+    draw = random.Random(seed)
+    had, job, windows = WindowsHad(), Job("job", 1), list[tuple[float, bool]]()
+    rows = 0
+    before = had.shown(job, "windows")
+    assert before == 1.0
+    for part in range(4):
+        likely = (1.0, draw.random(), 0.0, draw.random())[part]
+        for _ in range(draw.randrange(1, 3 * RECENT)):
+            windows.append((draw.uniform(1, 100), draw.random() < likely))
+            had.add(job, "windows", windows[-1][0], had=windows[-1][1])
+            weights = [length * (1 - 1 / RECENT) ** age for age, (length, _) in enumerate(reversed(windows))]
+            whole = [weight for weight, (_, there) in zip(weights, reversed(windows), strict=True) if there]
+            share = had.share(job, "windows")
+            assert share == pytest.approx(sum(whole) / sum(weights))
+            shown = had.shown(job, "windows")
+            assert shown == share or 2 / 3 < share / shown < 1.5
+            assert shown == 1.0 or share < 1 - 1 / RECENT / 2
+            assert (shown == 0.0) is (share == 0.0)
+            rows += shown != before
+            before = shown
+        if not part:
+            assert share == 1.0, "exactly, as if nothing were counted"
+    assert rows < len(windows) / 2
+    assert had.share(job, "samples") == 1.0
