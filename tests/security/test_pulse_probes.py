@@ -13,6 +13,7 @@ import pytest
 from argus.capture.late_probes import LateProbes
 from argus.live.cost.governor import Plan, Rung
 from argus.live.job import Job, Member
+from argus.live.sides import probing
 from argus.live.sides.probing import ProbingSide, _OfJob
 from argus.model import calls
 from argus.semantics.steps.thinned import Pulse
@@ -379,7 +380,39 @@ def test_no_turn_is_taken_while_probes_of_the_last_window_are_going(
     monkeypatch.setattr(side, "_pulse_share", lambda: 0.0)
     side.poll(5.0)
     assert (side._due, side._turn, opened) == (1.0, turn, [])
+    assert side.due > 5.0
     probes.window_goes = False
     side.poll(5.1)
     assert len(opened) == 1
     assert (side._turn, side._due > 5.1) == (turn + 1, True)
+    assert side.due == side._due
+
+
+@pytest.mark.parametrize("wanted", ["window", "sample"])
+def test_the_loop_asks_more_seldom_the_longer_probes_go(
+    wanted: str,
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It turned every millisecond for as long as that took, up to 8 s a window. A window is not much later for it."""
+    side, _ = a_side(pulsed(["0"]), SimpleNamespace(ns=10**9), monkeypatch)
+    side._session.probes = SimpleNamespace(
+        probed=set(), refused={}, pulse=frozenset(), attachments=[], window_goes=True, lacks_pulse=lambda _: False
+    )
+    rung = Rung.LAUNCHES if wanted == "window" else Rung.RANGES
+    side.plan = Plan((rung,), duty=0.25, length_s=0.1, period_s=0.4, sample_s=0.1, sample_period_s=5.0)
+    assert bool(side.plan.windowed) == (wanted == "window")
+    assert bool(side.plan.sampled) == (wanted == "sample")
+    side._due = side._sample_due = 100.0
+    asked = list[float]()
+    now = 100.0
+    while now < 108.0:
+        side.poll(now)
+        asked.append(now)
+        assert now < side.due <= now + max(0.0021, (now - 100.0) / 8) + 0.0001
+        now = side.due
+    assert len(asked) < 8 / (probing.GONE_NS / 1e9) + 60
+    side._session.probes.window_goes = False
+    side._due = side._sample_due = 200.0
+    side.poll(now)
+    assert side.due == 200.0

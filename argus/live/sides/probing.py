@@ -34,6 +34,9 @@ from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 GONE_NS = 60_000_000
 """So long after a window has ended its probes may be there: each is away after a grace period of the kernel."""
+LEAST_WAIT_S, OF_WAIT = 0.002, 1 / 8
+"""While the last window's probes go, the loop asks so often whether they are gone: after an eighth of the time that it
+has waited, up to ``GONE_NS``. A window is not much later for it."""
 PULSE_STEPS = 50
 """Steps in a window in which only the pulse is seen, where it cannot be seen throughout."""
 UNDISTURBED = 1.02
@@ -179,6 +182,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._left_out: set[int] = set()
         """Jobs of which not all was seen in the window (their ``id``): it is none of theirs."""
         self._due = self._sample_due = 0.0
+        self._again_at = self._waits_since = 0.0
+        """When to ask again whether a window may begin; since when one is to, and may not. 0: it is not so."""
         self._turn = 0
         self._jobs: dict[int, tuple[Job, _OfJob]] = {}
         self._thinned: WeakSet[Job] = WeakSet()
@@ -302,6 +307,10 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     @property
     def due(self) -> float:
         """When ``poll`` has something to do, as ``time.monotonic`` has it."""
+        return max(self._wanted_at, self._again_at)
+
+    @property
+    def _wanted_at(self) -> float:
         windows = self._due if self.plan.windowed else float("inf")
         return min(windows, self._sample_due) if self.plan.sampled else windows
 
@@ -316,6 +325,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         if self._window is not None and self._window.end_ns:
             self._end_window(self._window, jobs)
         may = self._window is None and not self._session.probes.window_goes
+        self._wait(now, may)
         if may and self.plan.sampled and now >= self._sample_due:
             self._open_sample(now)
         if not self.plan.windowed or now < self._due or self._window is not None or not may:
@@ -357,6 +367,14 @@ class ProbingSide(_PulseSpans, WindowsSeen):
                 state.searched = None if job.over_since else _Searched(self._window.begin_ns)
             elif not state.seen and not state.lacking:
                 self._begin_span(job, state, self._window.begin_ns)
+
+    def _wait(self, now: float, may: bool) -> None:
+        """Sets when to ask again whether a window may begin, if one is to: the longer that lasts, the more seldom."""
+        if may or self._wanted_at > now:
+            self._waits_since = self._again_at = 0.0
+            return
+        self._waits_since = self._waits_since or now
+        self._again_at = now + min(max((now - self._waits_since) * OF_WAIT, LEAST_WAIT_S), GONE_NS / 1e9)
 
     def _open_sample(self, now: float) -> None:
         """Sees the ranges of a few steps, and what marks these."""
