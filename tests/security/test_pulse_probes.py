@@ -4,10 +4,12 @@ is counted by them."""
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from argus.capture.late_probes import LateProbes
@@ -15,7 +17,7 @@ from argus.live.cost.governor import Plan, Rung
 from argus.live.job import Job, Member
 from argus.live.sides import probing
 from argus.live.sides.probing import ProbingSide, _OfJob
-from argus.model import calls
+from argus.model import calls, records
 from argus.semantics.steps.thinned import Pulse
 from tests.builders.sessions import a_session
 from tests.security.test_attaching import (
@@ -359,6 +361,125 @@ def test_a_pulse_that_its_subject_brings_is_not_seen_without_it(
     side._see_again()
     assert [state.seen for _, state in side._jobs.values()] == [True, True]
     assert states
+
+
+def all_is_probed_again(
+    probes: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ProbingSide, Job, _OfJob]:
+    """A job of launches that were seen in windows, before a plan in which nothing is."""
+    side, ((job, state),) = a_side(probes, clock, monkeypatch)
+    monkeypatch.setattr(job, "note_queues", lambda: None)
+    side._session.roster.jobs.append(job)
+    probes.prices_of = lambda files: SimpleNamespace(entry=np.full(256, 100.0))
+    clock.ns += 10**9
+    return side, job, state
+
+
+def a_step(side: ProbingSide, job: Job, clock: SimpleNamespace, step_ns: int = 10**7) -> int:
+    """A step of two launches and a copy. Returns when its copy was."""
+    rows = np.zeros(3, records.LAUNCH)
+    rows["call"], rows["ts_ns"] = [LAUNCH, LAUNCH, OTHER], clock.ns + np.arange(1, 4) * step_ns // 4
+    clock.ns += step_ns
+    side.feed(job, 0, rows)
+    return int(rows["ts_ns"][2])
+
+
+@pytest.mark.parametrize("counted", ["throughout", "in windows", "in a window that goes on", "waits for a file"])
+def test_steps_go_on_where_launches_are_probed_throughout_again(
+    counted: str,
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where they were counted in windows, no window came and no span began: the job had no steps any more."""
+    probes, clock = pulsed(["0"]), SimpleNamespace(ns=10**9)
+    side, job, state = all_is_probed_again(probes, clock, monkeypatch)
+    steps: Any = job.thinned
+    begin_ns = state.spans[-1][0]
+    window = SimpleNamespace(begin_ns=clock.ns, end_ns=0, subjects=("launches",), hits=0, lacking=())
+    if counted != "throughout":
+        probes.set_pulse(())
+        state.end(clock.ns)
+    if counted == "in a window that goes on":
+        side._window = window  # type: ignore[assignment]
+        side._begin_span(job, state, window.begin_ns)
+    elif counted == "waits for a file":
+        state.lacking = list(probes.attachments)
+    clock.ns += 10**6
+    applied_ns = clock.ns
+    side.apply(Plan(), 1.0)
+    assert probes.probed == {"launches"}
+    assert not probes._pulse_points(probes.attachments[0])
+    if counted == "in a window that goes on":
+        assert not state.seen, "each call is seen twice"
+        side.poll(0.0)
+        assert not state.seen
+        clock.ns += 10**6
+        window.end_ns = clock.ns
+        steps.watched = steps.disturbed = lambda *_: None
+        side.poll(0.1)
+    assert state.seen
+    assert all(begin <= end for begin, end in state.spans[:-1])
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(state.spans))
+    if counted == "throughout":
+        assert state.spans == [(begin_ns, applied_ns), (applied_ns, 0)]
+    steps.fed.clear()
+    for turn in range(20):
+        side.poll(1.0 + turn)
+        a_step(side, job, clock)
+    assert len(steps.fed) == 40
+
+
+def test_a_span_that_is_begun_anew_ends_after_its_begin(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Where the pulse had probes of its own it was ended a second time, at the moment in which the change began."""
+    probes, clock = pulsed(["0"]), SimpleNamespace(ns=10**9)
+    side, job, state = all_is_probed_again(probes, clock, monkeypatch)
+
+    def tick() -> int:
+        clock.ns += 1000
+        return int(clock.ns)
+
+    monkeypatch.setattr("argus.live.sides.probing.time.monotonic_ns", tick)
+    side.apply(Plan(), 1.0)
+    assert state.seen
+    assert len(state.spans) == 2
+    assert all(begin <= end for begin, end in (*state.spans[:-1], *job.thinned.gaps))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("finds", [0, 3])
+def test_a_pulse_that_is_not_known_is_looked_for_where_all_is_seen(
+    finds: int,
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was looked for in windows only, of which none came any more. Where none is found, in what is longer, and not
+    all the time."""
+    probes, clock = pulsed(["0"]), SimpleNamespace(ns=10**9)
+    side, job, state = all_is_probed_again(probes, clock, monkeypatch)
+    probes.set_pulse(())
+    state.end(clock.ns)
+    state.pulse, begun = None, list[int]()
+    monkeypatch.setattr(job, "begin_pulses", lambda *words: begun.append(words[0]))
+    side.apply(Plan(), 1.0)
+    steps: Any = job.thinned
+    searched, draw = dict[int, float](), random.Random(finds)
+    first_s = clock.ns / 1e9
+    for _ in range(4000):
+        side.poll(clock.ns / 1e9)
+        if state.searched is not None and state.searched.begin_ns not in searched:
+            searched[state.searched.begin_ns] = (state.searched.end_ns - state.searched.begin_ns) / 1e9
+        if len(searched) <= finds:  # no step is like another one
+            rows = np.zeros(9, records.LAUNCH)
+            rows["call"], rows["ts_ns"] = draw.choices([LAUNCH, OTHER], k=9), clock.ns + np.arange(9)
+            side.feed(job, 0, rows)
+            clock.ns += 10**7
+        else:
+            a_step(side, job, clock)
+        side.find_pulses(clock.ns)
+    assert begun == [0]
+    assert state.seen
+    assert [*searched.values()] == [probing.SEARCH_S * 2**number for number in range(finds + 1)]
+    assert len(searched) <= 1 + (clock.ns / 1e9 - first_s) / (probing.SEARCH_S * probing.SEARCH_EVERY)
+    assert len(steps.fed) > 1000
 
 
 def test_no_turn_is_taken_while_probes_of_the_last_window_are_going(

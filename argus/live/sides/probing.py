@@ -34,6 +34,9 @@ from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 GONE_NS = 60_000_000
 """So long after a window has ended its probes may be there: each is away after a grace period of the kernel."""
+SEARCH_S, SEARCH_EVERY = 0.125, 10
+"""Where all is seen, calls of so long are searched for a pulse, twice as long each time that none is found in them, and
+not more often than after ten times that."""
 LEAST_WAIT_S, OF_WAIT = 0.002, 1 / 8
 """While the last window's probes go, the loop asks so often whether they are gone: after an eighth of the time that it
 has waited, up to ``GONE_NS``. A window is not much later for it."""
@@ -76,6 +79,8 @@ class _OfJob:
     """Steps counted when this began."""
     lacking: list[Attachment] = field(default_factory=list)
     """Files without their probes of the pulse: it is seen throughout again once they have them."""
+    after_window: bool = False
+    """It is seen throughout again once the probes of a window are gone."""
 
     @property
     def seen(self) -> bool:
@@ -92,6 +97,7 @@ class _PulseSpans(Side):
 
     _session: Session
     _jobs: dict[int, tuple[Job, _OfJob]]
+    _window: Window | None
     plan: Plan
 
     def _begin_span(self, job: Job, state: _OfJob, begin_ns: int) -> None:
@@ -110,9 +116,33 @@ class _PulseSpans(Side):
                 state.end(since_ns)
                 self._see(job, state)
 
+    def _end_spans(self, subjects: Collection[Subject], since_ns: int) -> list[tuple[Job, _OfJob]]:
+        """Pulses of these subjects, which are probed anew, were not seen since that moment. Returns those that they
+        bring, whether these were seen before, in windows only, or waited for their probes."""
+        moved = []
+        for job, state in self._jobs.values():
+            if state.pulse is not None and subject_of(calls.CALLS[state.pulse.call]) in subjects:
+                if state.seen:
+                    state.end(since_ns)
+                if self._probed_anyway(state.pulse.call):
+                    moved.append((job, state))
+        return moved
+
+    def _see_after_window(self, job: Job, state: _OfJob) -> None:
+        """A pulse that its subject brings is seen throughout, once the probes of a window are gone which see it, too:
+        else it would be counted twice."""
+        state.lacking, state.after_window = [], self._probes_go
+        if not state.after_window:
+            self._see(job, state)
+
+    @property
+    def _probes_go(self) -> bool:
+        """Whether a window, or its probes, are there: what they see would be seen twice where all is seen."""
+        return self._window is not None or self._session.probes.window_goes
+
     def _see(self, job: Job, state: _OfJob) -> None:
         """A pulse is seen throughout from now on, or once the job's files have its probes."""
-        state.lacking = []
+        state.lacking, state.after_window = [], False
         if state.pulse is not None:
             state.lacking = [each for each in _files(job, self._session) if self._lacks(each, state.pulse.call)]
         if not state.lacking:
@@ -129,7 +159,11 @@ class _PulseSpans(Side):
         return optional and subject not in attachment.optional_links
 
     def _see_again(self) -> None:
-        """Goes on with pulses whose files have their probes by now, or are gone."""
+        """Goes on with pulses whose files have their probes by now, or are gone, and with those that wait for the end
+        of a window."""
+        for job, state in self._jobs.values():
+            if state.after_window:
+                self._see_after_window(job, state)
         if waiting := [(job, state) for job, state in self._jobs.values() if state.lacking]:
             there = {id(each) for each in self._session.probes.attachments}
             for job, state in waiting:
@@ -182,6 +216,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._left_out: set[int] = set()
         """Jobs of which not all was seen in the window (their ``id``): it is none of theirs."""
         self._due = self._sample_due = 0.0
+        self._search_at = 0.0
+        """When pulses are looked for again while all is seen."""
         self._again_at = self._waits_since = 0.0
         """When to ask again whether a window may begin; since when one is to, and may not. 0: it is not so."""
         self._turn = 0
@@ -230,16 +266,11 @@ class ProbingSide(_PulseSpans, WindowsSeen):
                 self._session.probes.entries_only.discard(subject)
         # Those of math wait for GPU times.
         self._session.probes.attach_optional(*(subject for subject in (*changed, *back) if subject != "math"))
+        moved = self._end_spans({*changed, *back}, since_ns)
         if self._session.probes.pulse:  # which of them their subjects bring has changed
             self._set_pulse(self._session.probes.pulse, since_ns, everywhere=True)
-        for job, state in self._jobs.values():
-            if (
-                state.pulse is not None
-                and state.seen
-                and subject_of(calls.CALLS[state.pulse.call]) in {*changed, *back}
-            ):
-                state.end(since_ns)
-                self._see(job, state)
+        for job, state in moved:
+            self._see_after_window(job, state)
         for name in plan.windowed - before.windowed:
             self.thinned_since_ns[name] = since_ns
         if "ranges" in plan.off - before.off:
@@ -302,6 +333,16 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             early = self._forget_early(id(job))
             self._jobs[id(job)] = job, _OfJob(_Searched(attached_ns, since_ns, early))
 
+    def _search_throughout(self, now: float) -> None:
+        """Looks for the pulses that are not known yet in what is seen though there are no windows any more: the steps
+        of these jobs cannot be inferred from all calls again."""
+        length_s = min(SEARCH_S * 2 ** min(self._failed, 6), LONGEST_WINDOW_S)
+        begin_ns = time.monotonic_ns()
+        for job, state in self._jobs.values():
+            if state.pulse is None and state.searched is None and not job.over_since and not self._probes_go:
+                state.searched = _Searched(begin_ns, begin_ns + round(length_s * 1e9))
+                self._search_at = now + SEARCH_EVERY * length_s
+
     # ---- windows
 
     @property
@@ -317,13 +358,15 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     def poll(self, now: float, slack_s: float = 0.0) -> None:
         """Opens a window when its turn has come, and takes note of one that has ended."""
         self._probe_products()
-        self._see_again()
         jobs = self._session.jobs
+        if not self.plan.windowed and now >= self._search_at:
+            self._search_throughout(now)
         for job in jobs:
             if job not in self._thinned:
                 self._thin(job, time.monotonic_ns())
         if self._window is not None and self._window.end_ns:
             self._end_window(self._window, jobs)
+        self._see_again()
         may = self._window is None and not self._session.probes.window_goes
         self._wait(now, may)
         if may and self.plan.sampled and now >= self._sample_due:
@@ -365,7 +408,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             if state.pulse is None:
                 # Of one that is over nothing comes: none would be found, and windows would grow.
                 state.searched = None if job.over_since else _Searched(self._window.begin_ns)
-            elif not state.seen and not state.lacking:
+            elif not state.seen and not state.lacking and not state.after_window:
                 self._begin_span(job, state, self._window.begin_ns)
 
     def _wait(self, now: float, may: bool) -> None:
@@ -517,7 +560,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
 
     def _count_by(self, job: Job, state: _OfJob) -> None:
         assert state.pulse is not None
-        state.lacking = []
+        state.lacking, state.after_window = [], False
         name = calls.CALLS[state.pulse.call].symbol
         throughout = anyway = self._probed_anyway(state.pulse.call)
         if not anyway:
