@@ -61,7 +61,9 @@ class Attachment:
             than with its exit.
         entry_prices: What a call costs then.
         places: File offsets of entries that are probed throughout.
-        owner: User and container of a process that mapped the file first.
+        owner: User and container of a process that mapped the file first, or of another one since its own do not any
+            more.
+        owners: Those of all processes that map it now; empty: it is not known yet, or nobody does.
         answers: Whether the last probes on the file came in time. While they have not, others are not waited for:
             ``LateProbes`` puts them on.
         unanswered: How often they did not, or were not waited for.
@@ -97,6 +99,7 @@ class Attachment:
     entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
     entry_prices: dict[int, int] = field(default_factory=dict)
     owner: Owner = UNKNOWN
+    owners: frozenset[Owner] = frozenset()
     answers: bool = True
     unanswered: int = 0
     unused: bool = False
@@ -161,6 +164,16 @@ class Attachment:
     def put_off(self) -> None:
         """It is tried again later, and each time after twice as long."""
         self.again_at, self.wait_s = time.monotonic() + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
+
+    @property
+    def shared_by(self) -> frozenset[Owner]:
+        """Owners whose time and turns it may take: of those who map it one has to have some."""
+        return self.owners or frozenset([self.owner])
+
+    @property
+    def users(self) -> frozenset[int]:
+        """Users who map it."""
+        return frozenset(user for user, _ in self.shared_by)
 
     @property
     def probes(self) -> int:

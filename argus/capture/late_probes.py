@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from argus.capture.attachment import SOON_S, Attachment, Subject
 from argus.capture.pulse_probes import PulseLinks
+from argus.model.losses import Owner
 from argus.system.aside import Aside
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _Links = dict[Subject, tuple[list[int], list[int]]]
 @dataclass
 class _Trying:
     attachment: Attachment
+    owner: Owner
+    """Whose turn it takes, of those who map the file."""
     entries_only: frozenset[Subject]
     pulse: int
     """``Probes.pulse_turn`` when it began."""
@@ -73,8 +76,8 @@ class LateProbes:
             self._take(probes, trying)
         now = time.monotonic()
         tried = {id(each.attachment) for each in self._trying}
-        of_owner = Tally(each.attachment.owner for each in self._trying)
-        of_user = Tally(each.attachment.owner[0] for each in self._trying)
+        of_owner = Tally(each.owner for each in self._trying)
+        of_user = Tally(each.owner[0] for each in self._trying)
         waiting: list[Attachment] = []
         for attachment in probes.attachments:
             if attachment.answers or not attachment.late(0) or id(attachment) in tried:
@@ -85,15 +88,16 @@ class LateProbes:
             if now >= attachment.again_at:
                 waiting.append(attachment)
         for attachment in in_turns(sorted(waiting, key=lambda each: each.again_at)):
-            user, under_way = attachment.owner[0], len(self._trying)
+            owner = min(attachment.shared_by, key=lambda owner: (of_user[owner[0]], of_owner[owner], owner))
+            user, under_way = owner[0], len(self._trying)
             may = of_user[user] < MOST - under_way or (not of_user[user] and under_way < MOST_USERS)
             most = MOST_SLOW_TO_GO if attachment.slow_to_go else MOST_OF_OWNER
-            if may and of_owner[attachment.owner] < most:
-                self._try(probes, attachment)
-                of_owner[attachment.owner] += 1
+            if may and of_owner[owner] < most:
+                self._try(probes, attachment, owner)
+                of_owner[owner] += 1
                 of_user[user] += 1
 
-    def _try(self, probes: Probes, attachment: Attachment) -> None:
+    def _try(self, probes: Probes, attachment: Attachment, owner: Owner) -> None:
         entries_only = frozenset(probes.entries_only)
         missing, pulse = _missing(probes, attachment), probes.pulse_turn
         lacks_pulse = probes.lacks_pulse(attachment)
@@ -113,7 +117,7 @@ class LateProbes:
         except RuntimeError:  # no thread can be started
             attachment.again_at = time.monotonic() + SOON_S
             return
-        self._trying.append(_Trying(attachment, entries_only, pulse, lacks_pulse, making))
+        self._trying.append(_Trying(attachment, owner, entries_only, pulse, lacks_pulse, making))
 
     def _take(self, probes: Probes, trying: _Trying) -> None:
         attachment = trying.attachment
@@ -143,12 +147,13 @@ class LateProbes:
 
 
 def in_turns(attachments: Iterable[Attachment]) -> list[Attachment]:
-    """Of each user one file, then of each another one."""
+    """Of each user one file, then of each another one. One that several map comes with those of who has fewest."""
     before = Tally[int]()
     turns: list[tuple[int, Attachment]] = []
     for each in attachments:
-        turns.append((before[each.owner[0]], each))
-        before[each.owner[0]] += 1
+        user = min(each.users, key=lambda user: (before[user], user))
+        turns.append((before[user], each))
+        before[user] += 1
     return [each for _, each in sorted(turns, key=lambda turn: turn[0])]
 
 

@@ -75,6 +75,18 @@ class LinkRoom:
                 if not self._of_owner[attachment.owner]:
                     del self._of_owner[attachment.owner]
 
+    def hand_on(self, attachment: Attachment) -> None:
+        """A file's owner does not map it any more: it is now that one's who does, and has fewest links."""
+        with self._lock:
+            owner = min(attachment.shared_by, key=lambda owner: (self._of_owner[owner], owner))
+            number = attachment.links_kept
+            self._of_owner[attachment.owner] -= number
+            self._of_owner[owner] += number
+            for each in (attachment.owner, *attachment.shared_by):
+                if not self._of_owner[each]:
+                    del self._of_owner[each]
+            attachment.owner = owner
+
     def at_most(self, library: Library) -> int:
         """How many links a file takes if all of its functions are probed."""
         called = [calls.BY_SYMBOL[symbol] for symbol in library.offsets]

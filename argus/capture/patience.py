@@ -1,7 +1,9 @@
 """How long the loop waits while probes of many files are changed.
 
 A job needs the probes of all its files: a window that lacks one is none. So users have the time of a change one after
-the other, each whole or not at all; and who takes much has fewer changes, not parts of each.
+the other, each whole or not at all; and who takes much has fewer changes, not parts of each. A file that several users
+map, as they do the driver's library, takes the time of that one of them who has most left: nobody's windows are up to
+the account of who mapped it first.
 """
 
 from __future__ import annotations
@@ -58,16 +60,27 @@ class Patience:
         """A change begins. Returns the files in the order to go through them: those of users who have taken little time
         come first, and of each user those that were not late. ``among``: all files, if others do not change."""
         files = list(attachments)
-        users = {each.owner[0] for each in (among or files) if not each.unused}
+        users = {user for each in (among or files) if not each.unused for user in each.users}
         self._several = len(users) > 1
         self._share = min(OF_LOOP, OF_USERS / max(len(users), 1))
-        saved = {user: self._saved_s(user) for user in {each.owner[0] for each in files}}
+        saved = {user: self._saved_s(user) for user in {user for each in files for user in each.users}}
         self._begin_change()
         for user in saved:
             self._left_of.setdefault(user, OF_USER_S)
         self._resting = {user for user, left_s in saved.items() if left_s <= 0}
         self._guests = saved.keys() - users
-        return sorted(files, key=lambda each: (-saved[each.owner[0]], each.owner[0], not each.answers))
+        payers = {id(each): max(each.users, key=lambda user: (saved[user], -user)) for each in files}
+        return sorted(files, key=lambda each: (-saved[payers[id(each)]], payers[id(each)], not each.answers))
+
+    def _payer(self, attachment: Attachment) -> int:
+        """That user of a file who has most left."""
+        users = attachment.users
+        if len(users) == 1:
+            return next(iter(users))
+        return max(users, key=lambda user: (user not in self._resting, self._left(user), self._saved_s(user), -user))
+
+    def _left(self, user: int) -> float:
+        return self._left_of.get(user, 0.0) if self._is_bounded(user) else self._left_s
 
     def _begin_change(self) -> None:
         if self._now() - self._waited_at > SAME_S:
@@ -78,25 +91,24 @@ class Patience:
         return min(left_s + self._share * (self._now() - since), SAVED_S)
 
     def has_turn(self, attachment: Attachment) -> bool:
-        """Whether a file's user has anything of this change: else it waits until what it took is made up for."""
-        return attachment.owner[0] not in self._resting
+        """Whether one of a file's users has anything of this change: else it waits until what they took is made up
+        for."""
+        return not attachment.users <= self._resting
 
     def _is_bounded(self, user: int) -> bool:
         return self._several or user in self._guests
 
     def seconds(self, attachment: Attachment) -> float:
         """How long a file may be waited for; 0: not at all."""
-        user = attachment.owner[0]
+        user = self._payer(attachment)
         if user in self._resting:
             return 0.0
-        left_s = min(OF_FILE_S, self._left_s)
-        if self._is_bounded(user):
-            left_s = min(left_s, self._left_of.get(user, 0.0))
+        left_s = min(OF_FILE_S, self._left_s, self._left(user))
         return left_s if left_s >= _LEAST_S else 0.0
 
     def spend(self, attachment: Attachment, waited_s: float, *, came: bool) -> None:
         """A file was waited for. ``came``: for probes that are there now."""
-        user = attachment.owner[0]
+        user = self._payer(attachment)
         self._took(waited_s)
         if user in self._left_of:
             self._left_of[user] -= waited_s

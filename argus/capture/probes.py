@@ -16,7 +16,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, get_args
 
@@ -161,7 +161,7 @@ class Window:
         finally:
             end_ns = time.monotonic_ns()
             try:
-                self.closing = Closing([(attachment.owner[0], (links, [])) for attachment, links in self._links])
+                self.closing = Closing(_by_user((attachment, (links, [])) for attachment, links in self._links))
             finally:  # whatever fails, other windows begin
                 self.end_ns = end_ns
 
@@ -549,6 +549,12 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         self.placement.release(*chosen)
         self.placement.links.give_back(*chosen)
 
+    def mapped_by(self, attachment: Attachment, owners: frozenset[Owner]) -> None:
+        """Takes who maps a file now. If its owner does not any more, it is another one's."""
+        attachment.owners = owners
+        if owners and attachment.owner not in owners:
+            self._placement.links.hand_on(attachment)
+
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         self._forget(attachments)
@@ -568,7 +574,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         closing = Closing(_by_user(links))
         gone = closing.wait(seconds)
         self._patience.spend_closing(time.monotonic() - begun, gone=gone)
-        if not gone and len({each.owner[0] for each in self.attachments}) == 1:
+        if not gone and len({user for each in self.attachments for user in each.users}) == 1:
             seconds, begun = self._patience.closing_s(moving=True), time.monotonic()
             closing.wait_on(seconds)
             self._patience.spend_closing(time.monotonic() - begun, gone=True)
@@ -793,8 +799,9 @@ def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> B
     raise failure
 
 
-def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[int, Links]]:
-    return [(attachment.owner[0], both) for attachment, both in links]
+def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[Hashable, Links]]:
+    """Those of a file that several users map do not wait for what one of them has besides."""
+    return [(attachment.users, both) for attachment, both in links]
 
 
 def _fresh_target(numbers: tuple[int, int], before: NDArray[np.void] | None) -> NDArray[np.void]:

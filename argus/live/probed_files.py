@@ -62,9 +62,8 @@ class _Missing:
     """They had to wait for their turn."""
     held: bool = False
     """They had to wait for those of another file, which may be the same."""
-
-    refused_of: AbstractSet[Owner] = frozenset()
-    """Whose they would have been when they were refused."""
+    owners: frozenset[Owner] = frozenset()
+    """Of those who map it, when it was last tried."""
 
     def refused(self, why: ArgusError, now: float) -> None:
         self.why, self.again_at, self.wait_s = why, now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
@@ -73,7 +72,7 @@ class _Missing:
         """Whether it is too soon to try again. Who did not map the file yet when it was refused may be granted it."""
         if self.again_at <= now:
             return False
-        return self.why is None or {target.identity.owner for _, target in uses} <= self.refused_of
+        return self.why is None or {target.identity.owner for _, target in uses} <= self.owners
 
 
 class _Waiting:
@@ -272,6 +271,7 @@ class ProbedFiles:
             probed.setdefault(attachment.library.key, set()).add(attachment.pid)
         places: dict[_Place, _Uses] = {}
         left_out, waiting = Tally[int](), _Waiting()
+        shared_by = {each.library.key: each for each in self.attached if each.pid is None}
         nobody, seen = set[int | None](), itertools.count()
         first: dict[FileKey, int] = {}
         for target in users:
@@ -284,6 +284,8 @@ class ProbedFiles:
                     if pid in pids or (not pids and key in self._twins):
                         continue
                 elif shared and (key in probed or key in self._twins):
+                    if (each := shared_by.get(self._twins.get(key, key))) is not None and owner not in each.owners:
+                        self._session.probes.mapped_by(each, each.owners | {owner})
                     continue
                 # One of which it is not decided counts as one for all.
                 if (uses := places.get((key, pid))) is not None:
@@ -350,7 +352,7 @@ class ProbedFiles:
             self._missing.pop(place, None)
             return
         self._missing[place] = missing
-        missing.refused_of = frozenset(target.identity.owner for _, target in uses)
+        missing.owners = frozenset(target.identity.owner for _, target in uses)
         # Where Python's own function for backward passes is probed, the engine's would report each begin twice.
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()
@@ -411,7 +413,8 @@ class ProbedFiles:
                 self._session.note(why.message)
             missing.refused(why, time.monotonic())
             return
-        self._missing.pop(place, None)
+        if (missing := self._missing.pop(place, None)) is not None and pid is None:
+            attachment.owners = missing.owners
         # It may have been released meanwhile, and been decided anew: both at once would record every call twice.
         if self._shared.setdefault(key, pid is None) is not (pid is None):
             self._session.probes.release([attachment])
@@ -514,8 +517,13 @@ class ProbedFiles:
         Args:
             users: Processes that are there.
         """
-        used = {library.key for target in users for library in target.libraries}
-        used |= {self._twins[key] for key in used & self._twins.keys()}
+        owners: dict[FileKey, set[Owner]] = {}
+        for target in users:
+            for library in target.libraries:
+                owners.setdefault(library.key, set()).add(target.identity.owner)
+        for key in owners.keys() & self._twins.keys():
+            owners.setdefault(self._twins[key], set()).update(owners[key])
+        used = owners.keys()
         there = {target.pid for target in users}
         for key in used:
             self._unused.pop(key, None)
@@ -523,6 +531,8 @@ class ProbedFiles:
             self._unused.setdefault(key)
         for each in self.attached:
             each.unused = each.pid is None and each.library.key in self._unused
+            if each.pid is None:
+                self._session.probes.mapped_by(each, frozenset(owners.get(each.library.key, ())))
         old = set(itertools.islice(self._unused, max(len(self._unused) - KEPT_FILES, 0)))
         gone = [each for each in self.attached if each.library.key in old or each.pid not in (None, *there)]
         for key in old:

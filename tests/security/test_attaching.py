@@ -35,7 +35,7 @@ from argus.live.cost import attaching, mapped_elsewhere
 from argus.live.job import Job
 from argus.live.probed_files import ProbedFiles
 from argus.model.errors import ArgusError
-from argus.model.losses import Owner
+from argus.model.losses import UNKNOWN, Owner
 from argus.system.aside import Aside
 from tests.builders.sessions import a_session
 from tests.security.mapping_process import mapping, needs_root
@@ -78,7 +78,7 @@ class FakeProbes:
     def who_has(self, library: Any, owners: Iterable[Owner]) -> list[Owner]:
         return [owner for owner in owners if owner not in self.without_room]
 
-    def attach(self, library: Any, pid: int | None, *, others: Sequence[Any], owner: Owner, **_: Any) -> Any:
+    def attach(self, library: Any, pid: int | None, *, others: Sequence[Any], owner: Owner = UNKNOWN, **_: Any) -> Any:
         number = library.key[1]
         if owner in self.without_room:
             raise ArgusError(f"{owner[0]} has as many links as it may")
@@ -89,7 +89,7 @@ class FakeProbes:
             self.held.wait(60)
         if number in self.refuses:
             raise ArgusError(f"the kernel refuses to probe {number}")
-        attachment: Any = Attachment(library, pid)
+        attachment: Any = Attachment(library, pid, owner=owner)
         for subject in probed:
             attachment.put(subject, ([1], []), self.entries_only)
         attachment.functions = ["one"]
@@ -104,6 +104,9 @@ class FakeProbes:
         return [2], []
 
     def write_prices(self, new: Any = None) -> None: ...
+
+    def mapped_by(self, attachment: Any, owners: frozenset[Owner]) -> None:
+        attachment.owners = owners
 
     def lacks_pulse(self, attachment: Any, call: int | None = None) -> bool:
         return False
@@ -1282,6 +1285,30 @@ def test_no_user_takes_all_turns_of_files_that_are_tried_again(users: int, kerne
         join(late)
 
 
+@pytest.mark.parametrize("first", [HONEST, HOSTILE])
+def test_a_shared_file_has_its_turn_whoever_mapped_it_first(first: Owner, kernel: Kernel) -> None:
+    """Two files of the other one's that hang took all of its turns."""
+    probes, late = probes_on(["h0", "h1", "h2", "h3"], HOSTILE), LateProbes()
+    for attachment in probes.attachments:
+        del attachment.optional_links["launches"]
+        attachment.skip()
+    kernel.free.clear()
+    try:
+        late.go_on(probes)
+        assert len(late._trying) == MOST_OF_OWNER
+        shared = probes_on(["libcuda"], first).attachments[0]
+        shared.owners = frozenset([HONEST, HOSTILE])
+        del shared.optional_links["launches"]
+        shared.skip()
+        probes.attachments.append(shared)
+        late.go_on(probes)
+        assert shared in [each.attachment for each in late._trying]
+        assert len(late._trying) == MOST_OF_OWNER + 1
+    finally:
+        kernel.free.set()
+        join(late)
+
+
 def test_a_refused_file_is_put_off(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> list[int]:
         raise ProcessLookupError(3, "it has ended")
@@ -1572,6 +1599,117 @@ def test_windows_that_a_resting_user_loses_are_counted(users: int, monkeypatch: 
     assert lost.total() == probes.unanswered > 0
     assert lost[id(nothing)] == 0, "it has all that it is to have"
     assert whole == (0 if users == 1 else 60 - lost[id(probes.attachments[1])])
+
+
+@pytest.mark.parametrize("first", [HONEST, HOSTILE])
+def test_a_shared_file_is_not_up_to_who_mapped_it_first(first: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another user did, who rests, as many have the driver's library mapped, each of its windows lacked it."""
+    clocked = Clocked(monkeypatch)
+    probes = without_probes(["libcuda", "libnccl"], clocked)
+    honest = list(probes.attachments)
+    honest[0].owner, honest[0].owners = first, frozenset([HONEST, HOSTILE])
+    probes.attachments += without_probes(["h0", "h1", "h2"], clocked, HOSTILE).attachments
+    clocked.held = {"h0", "h1", "h2"}
+    begun, waited_s = clocked.now, 0.0
+    for _ in range(30):
+        waited_s -= clocked.now
+        CHANGES["window"](probes)
+        waited_s += clocked.now
+        assert not {*map(id, honest)} & {*map(id, probes.lacking)}
+        end(probes._window)
+        for each in probes.attachments:
+            each.answered()
+        clocked.now += 2.0
+    assert waited_s <= patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + 30 * 2 * clocked.takes_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_time_of_files_that_nobody_shares_is_as_that_of_their_owners(seed: int) -> None:
+    """As before files could have several users. One whose owners are known is as one of whom they are not."""
+    draw = random.Random(seed)
+    clock = SimpleNamespace(now=1000.0)
+    plain, known = Patience(lambda: clock.now), Patience(lambda: clock.now)
+    files = [probes_on([str(n)], (draw.randrange(1000, 1004), "")).attachments[0] for n in range(12)]
+    twins = [probes_on([str(n)], file.owner).attachments[0] for n, file in enumerate(files)]
+    for file in twins:
+        file.owners = frozenset([file.owner, (file.owner[0], "pod")])
+    for _ in range(60):
+        chosen = draw.sample(range(12), draw.randrange(1, 12))
+        order = plain.begin([files[n] for n in chosen], files)
+        again = known.begin([twins[n] for n in chosen], twins)
+        assert [each.library.open_path for each in order] == [each.library.open_path for each in again]
+        for one, other in zip(order, again, strict=True):
+            seconds = plain.seconds(one)
+            assert seconds == known.seconds(other)
+            assert plain.has_turn(one) == known.has_turn(other)
+            assert plain._payer(one) == one.owner[0]
+            waited_s, came = min(seconds, draw.choice([0.01, 0.2, 9.0])), draw.random() < 0.7
+            clock.now += waited_s
+            for waits, file in ((plain, one), (known, other)):
+                waits.spend(file, waited_s, came=came)
+        clock.now += draw.choice([0.0, 0.05, 3.0])
+    assert plain._saved == known._saved
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_user_pays_more_for_a_shared_file_than_for_its_own(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever shares files has at least the windows that it had if it had mapped them first, whatever others do."""
+    draw = random.Random(seed)
+    shared, own, takes_s = draw.randrange(1, 4), draw.randrange(4), draw.choice([0.02, 0.05])
+    whole: dict[bool, int] = {}
+    for alone in (True, False):
+        with monkeypatch.context() as patched:
+            clocked = Clocked(patched)
+            clocked.takes_s = takes_s
+            probes = without_probes([str(file) for file in range(shared + own)], clocked)
+            honest = list(probes.attachments)
+            for file in honest[:shared]:
+                file.owners = frozenset([HONEST] if alone else [HONEST, HOSTILE])
+            hostile = without_probes([f"h{file}" for file in range(5)], clocked, HOSTILE).attachments
+            clocked.held = {"h1", "h3"}
+            probes.attachments += hostile
+            whole[alone] = 0
+            for _ in range(30):
+                CHANGES["window"](probes)
+                whole[alone] += not {*map(id, honest)} & {*map(id, probes.lacking)}
+                end(probes._window)
+                for each in probes.attachments:
+                    each.answered()
+                clocked.now += 2.0
+    assert whole[False] >= whole[True] >= 25
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_maps_a_file_is_known(seed: int, clock: SimpleNamespace) -> None:
+    """It is another one's once its owner's processes do not map it any more."""
+    draw = random.Random(seed)
+    probes: Any = FakeProbes()
+    handed: list[Any] = []
+
+    def mapped_by(attachment: Any, owners: frozenset[Owner]) -> None:
+        attachment.owners = owners
+        if owners and attachment.owner not in owners:
+            attachment.owner = min(owners)
+            handed.append(attachment)
+
+    probes.mapped_by, probes.release = mapped_by, lambda gone: None
+    files = probed_files(probes)
+    there: list[Any] = []
+    pids = itertools.count(1)
+    for _ in range(60):
+        if there and draw.random() < 0.4:
+            files.was_used(there.pop(draw.randrange(len(there))))
+            files.release(there)
+        else:
+            there.append(a_target(next(pids), (draw.randrange(1000, 1004), ""), draw.sample(range(6), 2)))
+            files.attach(there, {target.pid for target in there}, running=True)
+        clock.now += 1.0
+        for attachment in files.attached:
+            mapping = [each for each in there if attachment.library.key in {file.key for file in each.libraries}]
+            owners = {target.identity.owner for target in mapping}
+            assert attachment.owners == owners
+            assert not owners or attachment.owner in owners
+    assert handed
 
 
 @pytest.mark.parametrize("unused", [False, True])
@@ -1970,6 +2108,23 @@ def test_a_file_whose_probes_do_not_go_ends_no_windows(hanging: Hanging) -> None
     window = probes.open_window(["launches"], 0.0)
     assert list(window.lacking) == []
     end(window)
+
+
+def test_a_shared_file_s_probes_go_whatever_else_hangs_of_who_mapped_it_first(hanging: Hanging) -> None:
+    """They waited behind those of its own files."""
+    probes = with_windows([f"held {file}" for file in range(100)], HOSTILE)
+    shared = with_windows(["libcuda"], HOSTILE).attachments[0]
+    shared.owners = frozenset([HONEST, HOSTILE])
+    probes.attachments.append(shared)
+    hanging.paths = {each.library.open_path for each in probes.attachments} - {"libcuda"}
+    window = probes.open_window(["launches"], 0.0)
+    window._thread.join(10)
+    assert window.end_ns
+    deadline = time.monotonic() + 10
+    while hanging.there("libcuda") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not hanging.there("libcuda")
+    assert shared not in [attachment for attachment, _ in window.there()]
 
 
 def test_probes_that_have_not_gone_are_not_put_on_twice(hanging: Hanging) -> None:

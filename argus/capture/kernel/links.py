@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -122,14 +122,14 @@ class Closing:
     links of other users from it, and of the same file only those at exits.
 
     Args:
-        files: A user, and links of one file of it, each.
+        files: A user, or those who share a file, and links of one file, each.
         then: Called once all are closed.
 
     Attributes:
         moved_ns: When the last file was closed so far, CLOCK_MONOTONIC; 0: none was.
     """
 
-    def __init__(self, files: Sequence[tuple[int, Links]], then: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, files: Sequence[tuple[Hashable, Links]], then: Callable[[], None] = lambda: None) -> None:
         self._then = then
         self.moved_ns = 0
         self._links = [links for _, links in files]
@@ -137,7 +137,7 @@ class Closing:
         self._lock, self._over = threading.Lock(), threading.Event()
         self._failures: list[OSError] = []
         self._not_begun = deque[Callable[[], None]]()
-        of_user: dict[int, deque[int]] = {}
+        of_user: dict[Hashable, deque[int]] = {}
         for number, (user, _) in enumerate(files):
             of_user.setdefault(user, deque()).append(number)
         if not files:

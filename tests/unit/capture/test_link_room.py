@@ -69,6 +69,26 @@ def test_who_has_room_is_who_may_take_it() -> None:
         assert may == bool(each.links_kept)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_links_of_a_file_are_those_of_an_owner_who_maps_it(seed: int) -> None:
+    """Who mapped it first may have gone: it has room for other files again."""
+    draw, room = random.Random(seed), LinkRoom("multi", launch_durations=False)
+    owners = [HOSTILE, HONEST, (1001, "pod")]
+    there = [each for owner in owners for each in taken(room, owner, draw.randrange(1, 4))]
+    for _ in range(40):
+        file = draw.choice(there)
+        file.owners = frozenset(draw.sample(owners, draw.randrange(1, 3)))
+        before = {owner: sum(each.links_kept for each in there if each.owner == owner) for owner in owners}
+        if file.owner not in file.owners:
+            room.hand_on(file)
+            assert file.owner in file.owners
+            assert before[file.owner] == min(before[owner] for owner in file.owners)
+        kept = {owner: sum(each.links_kept for each in there if each.owner == owner) for owner in owners}
+        assert dict(room._of_owner) == {owner: number for owner, number in kept.items() if number}
+    room.give_back(*there)
+    assert not room._of_owner
+
+
 def test_what_is_given_back_leaves_nothing() -> None:
     room, draw = LinkRoom("perf", launch_durations=True), random.Random(3)
     held: list[Attachment] = []

@@ -26,14 +26,14 @@ from tests.builders.sessions import a_session
 
 @pytest.fixture
 def roster() -> Roster:
-    probes: Any = SimpleNamespace(remove_target=lambda pid: None)
+    probes: Any = SimpleNamespace(remove_target=lambda pid: None, mapped_by=lambda file, owners: None)
     session = a_session(run=1)
     session.probes = probes
     return Roster(session, KernelNames())
 
 
 def join(roster: Roster, job: Job, pid: int, *, helper: bool = False) -> None:
-    target: Any = SimpleNamespace(pid=pid, close=lambda: None, libraries=[])
+    target: Any = SimpleNamespace(pid=pid, close=lambda: None, libraries=[], identity=SimpleNamespace(owner=(1000, "")))
     member = Member(target, 0, "parent" if helper else "torchrun", launches=7, collectives=3)
     job.members[pid] = member
     roster.by_pid[pid] = (job, member)
