@@ -553,7 +553,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         """Takes who maps a file now. If its owner does not any more, it is another one's."""
         attachment.owners = owners
         if owners and attachment.owner not in owners:
-            self._placement.links.hand_on(attachment)
+            self.placement.links.hand_on(attachment)
 
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
