@@ -692,11 +692,11 @@ def test_the_target_ends_with_records_that_were_not_flushed(tmp_path: Path) -> N
     assert watch.counter("cupti_records_salvaged") == 0
 
 
-@pytest.mark.parametrize("gives_back", [True, False])
-def test_the_target_ends_while_argus_reads_a_buffer(gives_back: bool) -> None:
+@pytest.mark.parametrize(("gives_back", "stopped"), [(True, False), (False, False), (True, True)])
+def test_the_target_ends_while_argus_reads_a_buffer(gives_back: bool, stopped: bool) -> None:
     """The names that it points at are the process's: they are read before it is gone, unless Argus ends there."""
     with program() as target:
-        watch = Watch(target.pid, flush_ms=50).until_on()
+        watch = Watch(target.pid, flush_ms=3_600_000 if stopped else 50).until_on()
         claim = watch.collector.buffers.claim
         assert claim
         ended_after = -1.0
@@ -716,6 +716,8 @@ def test_the_target_ends_while_argus_reads_a_buffer(gives_back: bool) -> None:
 
         watch.collector.buffers.claim = claimed_as_it_ends
         target.ask("launch 100")
+        if stopped:
+            watch.stop()
         watch.until(lambda: watch.collector.state == CollectorState.OFF)
     if gives_back:
         assert (len(watch.kernels), watch.losses()) == (100, {})

@@ -682,8 +682,9 @@ static void at_exit(void) {
 	limit.tv_sec += 2;
 	if (pthread_mutex_timedlock(&g.work, &limit))
 		return;
-	if (g.on) {
+	if (g.on)
 		flush(1);
+	if (g.buffers) { /* also after a stop: Argus may still have to read some */
 		walk_returned(true);
 		while (argus_reads() && !clock_gettime(CLOCK_REALTIME, &now) && now.tv_sec < limit.tv_sec)
 			nanosleep(&turn, NULL);
