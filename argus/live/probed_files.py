@@ -65,14 +65,25 @@ class _Missing:
     owners: frozenset[Owner] = frozenset()
     """Of those who map it, when it was last tried."""
 
+    tried: set[int] = field(default_factory=set)
+    """Users on whose account they were tried since they were due last."""
+
     def refused(self, why: ArgusError, now: float) -> None:
-        self.why, self.again_at, self.wait_s = why, now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
+        self.why = why
+        if self.again_at <= now:  # else somebody came meanwhile, and puts nothing off
+            self.again_at, self.wait_s = now + self.wait_s, min(2 * self.wait_s, LONGEST_RETRY_S)
+
+    def tries(self, uses: _Uses, now: float) -> None:
+        """They are tried for all who map the file now."""
+        self.owners = frozenset(target.identity.owner for _, target in uses)
+        users = {user for user, _ in self.owners}
+        self.tried = self.tried | users if self.again_at > now else users
 
     def rests(self, uses: _Uses, now: float) -> bool:
-        """Whether it is too soon to try again. Who did not map the file yet when it was refused may be granted it."""
+        """Whether it is too soon to try again. Of a user who did not map the file when it was refused it may come."""
         if self.again_at <= now:
             return False
-        return self.why is None or {target.identity.owner for _, target in uses} <= self.owners
+        return self.why is None or {target.identity.owner[0] for _, target in uses} <= self.tried
 
 
 class _Waiting:
@@ -352,7 +363,7 @@ class ProbedFiles:
             self._missing.pop(place, None)
             return
         self._missing[place] = missing
-        missing.owners = frozenset(target.identity.owner for _, target in uses)
+        missing.tries(uses, now)
         # Where Python's own function for backward passes is probed, the engine's would report each begin twice.
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()

@@ -233,6 +233,25 @@ def test_a_file_is_probed_on_account_of_any_who_maps_it(clock: SimpleNamespace, 
     assert len(probes.attached) == tried, "what is refused rests"
 
 
+def test_who_comes_to_a_refused_file_does_not_put_it_off(clock: SimpleNamespace) -> None:
+    """A dozen containers of a stranger made a minute an hour: each was tried for, and each refusal waited longer."""
+    probes = FakeProbes()
+    probes.refuses = {1}
+    files = probed_files(probes)
+    users = [a_target(1, HONEST, [1])]
+    files.attach(users, {1}, running=True)
+    begun = clock.now
+    for number in range(12):
+        clock.now += 0.5
+        users.append(a_target(2 + number, (65534 + number % 3, f"pid:[{number}]"), [1]))
+        files.attach(users, set(range(20)), running=True)
+    assert len(probes.attached) == 4, "once for each user"
+    probes.refuses.clear()
+    clock.now = begun + RETRY_S + 0.1
+    files.attach(users, set(range(20)), running=True)
+    assert [attachment.library.key[1] for attachment in files.attached] == [1]
+
+
 REFUSED = """
 __asm__(".text\\n.globl cudaLaunchKernel\\n.type cudaLaunchKernel,@function\\ncudaLaunchKernel: int3\\n ret\\n"
         ".size cudaLaunchKernel,2\\n");
