@@ -130,15 +130,17 @@ class Alignment:
 
 @dataclass
 class Alignments:
-    """Those that were found before.
+    """The last one that was found.
 
     Attributes:
-        rests: No other begins before this, ``time.monotonic()``: they take time.
-        alike: How many in a row have found all communicators, and nothing new.
+        at: When, ``time.monotonic()``.
+        rests: No other begins before this: they take time.
+        calls: How many calls it went by, if all communicators are known, and it found nothing new; else 0.
     """
 
+    at: float = 0.0
     rests: float = 0.0
-    alike: int = 0
+    calls: int = 0
 
 
 @dataclass(eq=False)

@@ -12,21 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.live.cost.turns import Turns
-from argus.live.job import Alignment, Job
+from argus.live.job import Alignment, Alignments, Job
 from argus.live.session import Session
 from argus.model import records
 from argus.model.losses import UNKNOWN, Owner, Whom
 from argus.semantics.groups.communicators import RankCalls, groups_in_parts
 
 INTERVAL_S = 1.0
-"""How often the communicators are lined up while something about them is unknown. Where all are lined up, half as often
-each time that nothing was new: that they are takes as many calls again to show better."""
+"""How often the communicators are lined up while something about them is unknown. Where all are, and nothing was new,
+once twice as many calls are there: it takes as many again to show better."""
 JOB_SHARE = 0.02
 """Of the time, for that, at most: a job of hundreds of ranks here takes up to a second each time."""
 SETTLED_INTERVAL_S = 60.0
 """The same once all is known; a communicator not seen before brings it forward."""
-MOST_ALIKE = 6
-"""So many such times in a row are as good as enough calls."""
 SETTLED_CALLS = 256
 """Collectives of each rank before an alignment counts as settled: dozens of steps."""
 OF_LOOP, TURN_S = 0.25, 0.03
@@ -83,7 +81,7 @@ class Aligner:
         """
         if final:
             self._finish(job)
-        elif job.alignment is None and now >= max(job.groups_due, job.alignments.rests):
+        elif job.alignment is None and _is_due(job, now):
             job.alignment, job.groups_due = Alignment(), math.inf
             self._waiting.setdefault(job.owner, deque()).append(job)
             self._do_parts()
@@ -99,19 +97,18 @@ class Aligner:
     @contextmanager
     def using(self, job: Job) -> Iterator[None]:
         """Within, what was found becomes ``job.communicators``. Then the job rests until something is due again."""
-        alignment, before, begun_s = job.alignment, job.communicators, time.thread_time()
+        alignment, before, begun_s = job.alignment, (job.communicators, job.mesh), time.thread_time()
         assert alignment is not None
         try:
             yield
         finally:
             self._spend(job, alignment, begun_s, self._turns)
             now = time.monotonic()
-            alike = _known_of_all(job) and np.array_equal(before, job.communicators)
-            job.alignments.alike = job.alignments.alike + 1 if alike else 0
-            often = job.alignments.alike < MOST_ALIKE and not _settled(job)
-            every_s = INTERVAL_S * 2**job.alignments.alike if often else SETTLED_INTERVAL_S
+            alike = np.array_equal(before[0], job.communicators) and before[1] == job.mesh
+            calls = _calls_of(job) if alike and _known_of_all(job) else 0
             job.alignment = None
-            job.alignments.rests = now + alignment.took_s / JOB_SHARE
+            job.alignments = Alignments(now, now + alignment.took_s / JOB_SHARE, calls)
+            every_s = SETTLED_INTERVAL_S if calls or _settled(job) else INTERVAL_S
             job.groups_due = min(job.groups_due, now + every_s)  # sooner, if it was asked for meanwhile
 
     def _do_parts(self) -> None:
@@ -192,6 +189,20 @@ def _known(job: Job) -> list[RankCalls]:
             for handle in {*np.unique(of.collectives["comm"]).tolist(), *of.control["handle"].tolist(), *of.in_memory}
         }
     return known
+
+
+def _is_due(job: Job, now: float) -> bool:
+    if now < job.alignments.rests:
+        return False
+    if now >= job.groups_due:
+        return True
+    calls = job.alignments.calls
+    return calls > 0 and now >= job.alignments.at + INTERVAL_S and _calls_of(job) >= 2 * calls
+
+
+def _calls_of(job: Job) -> int:
+    """How many of a job's newest collectives are kept to line communicators up."""
+    return sum(map(len, job.recent.values()))
 
 
 def _known_of_all(job: Job) -> bool:

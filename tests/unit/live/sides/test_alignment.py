@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from argus.live.cost import turns
-from argus.live.job import Job, Member
+from argus.live.job import Alignments, Job, Member
 from argus.live.sides import alignment
 from argus.live.sides.alignment import INTERVAL_S, JOB_SHARE, LAST_S, OF_LOOP, TURN_S, Aligner
 from argus.model.calls import BY_SYMBOL
@@ -124,31 +124,52 @@ def test_it_rests_so_that_it_takes_little_of_the_time(at: Time) -> None:
     assert at.cpu_s <= JOB_SHARE * (at.now_s - begun_s) + 25 * PART_S
 
 
-@pytest.mark.parametrize(("named", "waited_s"), [(True, [1, 2, 4, 8, 16, 32, 60, 60]), (False, [1] * 8)])
-def test_what_is_found_again_and_again_is_looked_for_ever_more_seldom(
-    at: Time, named: bool, waited_s: list[float]
-) -> None:
-    """A job with few calls was lined up at every chance for minutes, the same each time: a tenth of the tracer's time.
-    Not while some handle is not lined up."""
+def lined_up(at: Time, calls_at: Callable[[float], int], error: str = "", turns: int = 20_000) -> list[float]:
+    """When the one communicator of a job is lined up in so many hundredths of a second, by how many calls are there."""
     job = Job("job", 1)
     job.members[7] = Member(SimpleNamespace(pid=7), 0, "order")  # type: ignore[arg-type]
-    job.recent[0] = np.zeros(3, COLLECTIVE)
     job.handles = {(0, 7)}
     found = np.zeros(1, COMMUNICATOR)
-    found["comm"], found["error"] = 7, "" if named else "several communicators have equal call sequences"
-    loop = Loop(at, job)
+    found["comm"], found["error"] = 7, error
+    loop, begun_s = Loop(at, job), at.now_s
     times: list[float] = []
-    for _ in range(20_000):
+    for _ in range(turns):
         at.now_s += 0.01
+        job.recent[0] = np.zeros(calls_at(at.now_s - begun_s), COLLECTIVE)
         if loop.aligner.run(job, at.now_s, final=False) is not None:
-            times.append(at.now_s)
+            times.append(at.now_s - begun_s)
             with loop.aligner.using(job):
                 job.communicators = found.copy()
             job.alignments.rests = 0.0
         loop.aligner.begin_turn(at.now_s)
-    waits = [after - before for before, after in itertools.pairwise(times)]
-    assert waits[:8] == pytest.approx(waited_s, abs=0.05)
-    job.groups_due = 0.0  # a communicator was made
+    return times
+
+
+def test_what_is_found_again_is_looked_for_once_there_are_twice_as_many_calls(at: Time) -> None:
+    """A job with few calls was lined up at every chance for minutes, to the same end: a tenth of the tracer's time."""
+    times = lined_up(at, lambda after_s: 4 + int(after_s))
+    waited = [round(after - before) for before, after in itertools.pairwise(times)]
+    assert waited == [1, 5, 10, 20, 40, 60, 60]
+
+
+def test_nor_does_training_wait_that_begins_late(at: Time) -> None:
+    """After minutes of compiling, with three calls until then, its groups were wrong for another minute."""
+    times = lined_up(at, lambda after_s: 3 if after_s < 150 else 3 + int((after_s - 150) * 10))
+    assert min(time for time in times if time > 150) == pytest.approx(150.3, abs=0.05)
+
+
+def test_what_is_not_known_is_looked_for_each_second(at: Time) -> None:
+    times = lined_up(at, lambda _: 3, "several communicators have equal call sequences", 1000)
+    assert [round(after - before) for before, after in itertools.pairwise(times)] == [1] * 9
+
+
+def test_a_new_communicator_is_looked_for_soon(at: Time) -> None:
+    job = Job("job", 1)
+    job.alignments = Alignments(at.now_s - 2, 0.0, 1000)
+    job.groups_due = at.now_s + 50
+    loop = Loop(at, job)
+    assert loop.aligner.run(job, at.now_s, final=False) is None
+    job.groups_due = 0.0
     assert loop.aligner.run(job, at.now_s, final=False) is not None
 
 
