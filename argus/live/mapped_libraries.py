@@ -31,9 +31,9 @@ class Reading:
         """Whether it is to be read. ``pages``: ``targets.mapped_pages``; ``now``: ``time.monotonic()``."""
         return pages != self.pages or now - self.at >= self.again_s
 
-    def read(self, pages: bytes, now: float, *, same: bool) -> None:
-        """It was read; ``same``: nothing was new."""
-        self.again_s = min(2 * self.again_s, MOST_MAPS_S) if same and self.again_s else MAPS_S
+    def read(self, pages: bytes, now: float, *, same: bool, most_s: float = MOST_MAPS_S) -> None:
+        """It was read; ``same``: nothing was new; ``most_s``: it is read again after so long in any case."""
+        self.again_s = min(2 * self.again_s if same and self.again_s else MAPS_S, most_s)
         self.pages, self.at = pages, now
 
 

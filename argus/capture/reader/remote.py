@@ -68,7 +68,7 @@ class RemoteSymbols:
         self.pid = pid
         self._number = next(_numbers)
         self.counters: dict[str, int] = {}
-        self.grows = False  # until it was read
+        self.grows = True  # for all that is known
         self.new_budget = False
         self._generation = -1
         self._memory = True
@@ -120,6 +120,7 @@ class RemoteSymbols:
                 self.ask("refresh"), lambda answer: (bool(answer.what["moved"]), bool(answer.what["grows"]))
             )
         except OSError:
+            self.grows = True
             return False
         return bool(moved)
 

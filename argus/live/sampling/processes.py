@@ -20,7 +20,7 @@ from argus.capture.python.interpreter import MAX_COUNT, PythonProcess, find_inte
 from argus.capture.reader import reader
 from argus.capture.reader.remote import RemotePython, RemoteResolver, RemoteSymbols
 from argus.live.job import Job
-from argus.live.mapped_libraries import Reading
+from argus.live.mapped_libraries import MOST_MAPS_S, Reading
 from argus.live.roster import YOUNG_S
 from argus.live.sampling.children import Descendants
 from argus.live.sampling.process import SampledProcess, symbols_of
@@ -33,6 +33,9 @@ REFRESH_ALL_S = 5.0
 LATE_PYTHON_S, NO_PYTHON_S = 10.0, 60.0
 """How often a program without CPython is searched for one: when it has mapped something since, after its first minute,
 and whatever it has mapped."""
+CODE_S, FEW_PROCESSES = 10.0, 64
+"""How often what a process maps is read to name its code, though it has mapped as much as before; less often where
+there are more processes. Until then a library has the names of another of its size that lay where it lies now."""
 KEPT_REASONS = 64
 """Why Python stacks of processes that have ended were not read."""
 KEPT_THREADS = 1024
@@ -388,8 +391,7 @@ class SampledProcesses:
             self._write_feature(process, f"{what} delay", state, reason)
         return usage
 
-    @staticmethod
-    def _has_moved(process: SampledProcess) -> bool:
+    def _has_moved(self, process: SampledProcess) -> bool:
         """Reads again what the process maps, if it may be something else. Returns whether code is no longer where it
         was.
 
@@ -400,7 +402,9 @@ class SampledProcesses:
         if not process.symbols.grows and not process.code.due(pages, now):
             return False
         moved = process.symbols.refresh()
-        process.code.read(pages, now, same=not moved and pages == process.code.pages)
+        most_s = CODE_S * max(len(self.by_pid) / FEW_PROCESSES, 1.0)
+        same = not moved and pages == process.code.pages
+        process.code.read(pages, now, same=same, most_s=min(most_s, MOST_MAPS_S))
         return moved
 
     def _count_collections(self, process: SampledProcess, python: PythonProcess | RemotePython) -> None:

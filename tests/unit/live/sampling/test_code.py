@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from argus.live.mapped_libraries import MAPS_S, MOST_MAPS_S, Reading
+from argus.live.mapped_libraries import MAPS_S, Reading
 from argus.live.sampling import processes as processes_module
 from argus.live.sampling.processes import SampledProcesses
 
@@ -20,6 +21,7 @@ class Process:
         self.pages, self.grows, self.moves = b"100", False, False
         self.now_s = 1000.0
         self.read_at: list[float] = []
+        self.processes = 1
         monkeypatch.setattr(processes_module, "mapped_pages", lambda pid: self.pages)
         monkeypatch.setattr(processes_module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
@@ -29,19 +31,25 @@ class Process:
 
     def asked(self, times: int) -> list[bool]:
         asks: Any = SampledProcesses._has_moved
+        processes = SimpleNamespace(by_pid=range(self.processes))
         answers = []
         for _ in range(times):
-            answers.append(asks(self))
+            answers.append(asks(processes, self))
             self.now_s += 1
         return answers
 
 
-def test_what_stays_as_it_is_is_read_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("processes", "longest_s"), [(1, 10), (64, 10), (256, 40), (1000, 60)])
+def test_what_stays_as_it_is_is_read_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, processes: int, longest_s: int
+) -> None:
+    """Where there are few processes as often as before: another library may lie where one lay."""
     process = Process(monkeypatch)
+    process.processes = processes
     assert process.asked(400) == [False] * 400
-    waited = [after - before for before, after in zip(process.read_at, process.read_at[1:], strict=False)]
-    assert waited[:5] == [MAPS_S, 2 * MAPS_S, 4 * MAPS_S, 8 * MAPS_S, MOST_MAPS_S]
-    assert set(waited[5:]) == {MOST_MAPS_S}
+    waited = [after - before for before, after in itertools.pairwise(process.read_at)]
+    assert waited[0] == MAPS_S
+    assert set(waited[4:]) == {longest_s}
 
 
 def test_who_has_mapped_something_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
