@@ -193,11 +193,19 @@ struct argus_hits {
 	u64 of[512];
 };
 
-/* Where objects of one file's PyTorch keep things; 0: not known. By the slot in the cookie. */
+/* Where objects of a process's PyTorch keep things; 0: not known. */
 struct argus_torch {
 	u32 numel;        /* of elements, in c10::TensorImpl; its type follows */
 	u32 counter;      /* of collectives, in c10d::ProcessGroupGloo */
 	u32 sizes;        /* of a tensor's dimensions, in c10::TensorImpl; up to five sizes follow */
+	u32 file;         /* the file's slot, plus 1; 0: there is no such file */
+};
+
+/* Map "torch_layouts", by process: what its own files say, since others may map the same library and have another version
+ * beside it. A process has one PyTorch, or two. */
+#define ARGUS_TORCHES 2
+struct argus_torches {
+	struct argus_torch of[ARGUS_TORCHES];
 };
 
 /* The rings, as the budgets of a process are numbered. */
@@ -264,6 +272,7 @@ enum argus_counter {
 	ARGUS_C_PENDING_OVER_SHARE,  /* loss, of the process's own job: the sum of argus_target.pending_refused */
 	ARGUS_C_SEQ_OVER_SHARE,      /* loss, of the process's own job: the sum of argus_target.seq_refused */
 	ARGUS_C_RECORDS_OVER_SHARE,  /* loss, of the process's own job: the sum of argus_target.owner_refused */
+	ARGUS_C_LAYOUT_UNKNOWN,      /* loss: PyTorch's calls of a process of whose own files it is not known yet how tensors are read */
 	ARGUS_C_COUNT
 };
 

@@ -44,12 +44,12 @@ BPF_ARRAY(family_reach, u64, ARGUS_FILES * 256);
 BPF_ARRAY(below, u64, ARGUS_FILES * 256);
 /* What a call costs its thread in traps, ns, by the cookie's slot and call: each file has prices of its own. */
 BPF_ARRAY(trap_prices, u64, ARGUS_FILES * 256);
-BPF_ARRAY(torch_layouts, struct argus_torch, ARGUS_FILES);
 #define GROUPS_ENTRIES 16384
 /* Thread -> its process (upper half), and how many groups of NCCL it is in. */
 BPF_HASH(group_depth, u32, u64, GROUPS_ENTRIES);
 /* Processes being traced, by thread group. */
 BPF_HASH(targets, u32, struct argus_target, 16384);
+BPF_HASH(torch_layouts, u32, struct argus_torches, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count shows what came too early. */
 BPF_TABLE("lru_hash", u32, u64, strangers, 4096);
 /* Of how many owners, and of how many users, processes are traced. Of one, nothing is shared. */
@@ -117,6 +117,21 @@ INLINE void count_own_hit(struct argus_target *target, u64 cookie, u32 at_exit)
 	u64 *price = at_exit ? 0 : trap_prices.lookup(&at);
 	if (price)
 		__sync_fetch_and_add(&target->trap_ns, *price);
+}
+
+/* Where the objects of the calling process's PyTorch keep things. 0: it is not known yet, which is counted. */
+INLINE struct argus_torch *torch_layout(struct argus_target *target, u32 tgid, u64 cookie)
+{
+	u32 file = ARGUS_FILE(cookie) + 1;
+	struct argus_torches *own = torch_layouts.lookup(&tgid);
+	if (own) {
+		if (own->of[0].file == file)
+			return &own->of[0];
+		if (own->of[1].file == file)
+			return &own->of[1];
+	}
+	lose(target, ARGUS_C_LAYOUT_UNKNOWN);
+	return 0;
 }
 
 /* The stack pointer as it was at the function's first instruction. */

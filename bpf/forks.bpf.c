@@ -21,11 +21,18 @@ int follow_fork(struct bpf_raw_tracepoint_args *ctx)
 	/* The number of a process is given again only when that has ended: the new one is none that is traced. */
 	if (targets.lookup(&child))
 		targets.delete(&child);
+	if (torch_layouts.lookup(&child))
+		torch_layouts.delete(&child);
 	struct argus_target *whose = targets.lookup(&parent), fresh = {};
 	if (!whose)
 		return 0;
 	fresh.owner = whose->owner;
 	fresh.user = whose->user;
 	targets.update(&child, &fresh);
+	struct argus_torches *torches = torch_layouts.lookup(&parent);
+	if (torches) { /* it maps the same files; if it executes another program, which has other files, those are not among these */
+		struct argus_torches same = *torches;
+		torch_layouts.update(&child, &same);
+	}
 	return 0;
 }

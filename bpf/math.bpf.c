@@ -58,13 +58,9 @@ INLINE int has_value(u64 optional, u8 *flags)
 	return (u8)read_u64(optional + 8, flags) != 0;
 }
 
-INLINE void fill_attention(struct pt_regs *ctx, u64 sp, u64 cookie, struct argus_math *r)
+INLINE void fill_attention(struct pt_regs *ctx, u64 sp, u64 cookie, struct argus_torch *layout, struct argus_math *r)
 {
-	int slot = ARGUS_FILE(cookie);
 	u32 query = ARGUS_ARG(cookie, 0);
-	struct argus_torch *layout = torch_layouts.lookup(&slot);
-	if (!layout || !layout->sizes)
-		return;
 	r->words[12] = read_sizes(r->words, arg(ctx, sp, query, &r->flags), layout, &r->flags);
 	read_sizes(r->words + 4, arg(ctx, sp, query + 1, &r->flags), layout, &r->flags);
 	read_sizes(r->words + 8, arg(ctx, sp, query + 2, &r->flags), layout, &r->flags);
@@ -128,6 +124,12 @@ int math_enter(struct pt_regs *ctx)
 	u64 cookie = argus_cookie(ctx);
 	count_own_hit(target, cookie, 0);
 	u64 sp = entry_sp(ctx, cookie);
+	struct argus_torch *layout = 0;
+	if (ARGUS_SHAPE(cookie) == ARGUS_S_ATTENTION) {
+		layout = torch_layout(target, tgid, cookie);
+		if (!layout || !layout->sizes) /* the file has probes for others, who have another version beside it */
+			return 0;
+	}
 	struct math_pending *outer = math_inflight.lookup(&tid);
 	u64 now = bpf_ktime_get_ns();
 	if (outer && outer->record.pid != tgid) {
@@ -151,9 +153,9 @@ int math_enter(struct pt_regs *ctx)
 		read_descriptor(r->words, arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags), &r->flags);
 		read_descriptor(r->words + ARGUS_DESCRIPTOR_WORDS, arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags), &r->flags);
 		read_descriptor(r->words + 2 * ARGUS_DESCRIPTOR_WORDS, arg(ctx, sp, ARGUS_ARG(cookie, 2), &r->flags), &r->flags);
-	} else if (ARGUS_SHAPE(cookie) == ARGUS_S_ATTENTION) {
+	} else if (layout) {
 		u8 flags = 0;
-		fill_attention(ctx, sp, cookie, r);
+		fill_attention(ctx, sp, cookie, layout, r);
 		p.ret = read_u64(sp, &flags);
 	} else {
 		r->words[0] = arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags);

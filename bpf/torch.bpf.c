@@ -61,8 +61,7 @@ int torch_enter(struct pt_regs *ctx)
 		return 0;
 	}
 	u32 shape = ARGUS_SHAPE(cookie);
-	int slot = ARGUS_FILE(cookie);
-	struct argus_torch *layout = torch_layouts.lookup(&slot);
+	struct argus_torch *layout = torch_layout(target, tgid, cookie);
 	r.pid = tgid;
 	r.tid = (u32)id;
 	r.call = ARGUS_CALL(cookie);

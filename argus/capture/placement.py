@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from argus.capture.kernel.programs import Module
 from argus.capture.link_room import LinkRoom
 from argus.capture.prices import Prices
 from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code, RemoteCode
-from argus.capture.process.pytorch import Layout
 from argus.capture.process.targets import FileKey, Library
+from argus.capture.torch_layouts import TorchLayouts
 from argus.model import calls
 
 DEAR_EXIT = 3.0
@@ -63,6 +62,7 @@ class Placement:
 
     Attributes:
         links: Descriptors that each owner's files may take.
+        layouts: How each process's PyTorch is read.
     """
 
     def __init__(self, module: Module, prices: Prices, *, launch_durations: bool, backend: Backend = "multi") -> None:
@@ -70,8 +70,8 @@ class Placement:
         self._prices = prices
         self._launch_durations = launch_durations
         self.links = LinkRoom(backend, launch_durations=launch_durations)
-        self._file_slots: dict[tuple[FileKey, Layout | None], _Slot] = {}
-        """By the file, and by the version of PyTorch that its process shows beside it."""
+        self.layouts = TorchLayouts(module["torch_layouts"])
+        self._file_slots: dict[FileKey, _Slot] = {}
         self._lock = threading.Lock()
         self._module["text_bytes"].set(FILE_SLOTS - 1, _ANY_FILE_BYTES)
 
@@ -82,10 +82,11 @@ class Placement:
                 if not attachment.has_slot:
                     continue
                 attachment.has_slot = False
-                key = attachment.library.key, attachment.library.layout
+                key = attachment.library.key
                 self._file_slots[key].users -= 1
                 if not self._file_slots[key].users:
                     del self._file_slots[key]
+                    self.layouts.take(key)
 
     def choose(
         self,
@@ -143,8 +144,8 @@ class Placement:
             call = calls.BY_SYMBOL[symbol]
             if call.kind in without:
                 continue
-            if call.shape is calls.Shape.ATTENTION and (library.layout is None or not attachment.has_slot):
-                continue  # it is not known where its tensors have their sizes
+            if call.shape is calls.Shape.ATTENTION and not (attachment.has_layout and attachment.has_slot):
+                continue  # it is not known of anybody where its tensors have their sizes
             if call.program == "torch" and not attachment.has_slot:
                 continue  # it is not known which of its calls come from others
             chosen.setdefault(offset, call)  # another name of a function is no other probe
@@ -189,7 +190,7 @@ class Placement:
         nothing is known of any of them."""
         library = attachment.library
         with self._lock:
-            slot = self._file_slots.get((library.key, library.layout))
+            slot = self._file_slots.get(library.key)
             if slot is None:
                 others = self._file_slots.values()
                 left = FILE_SLOTS - 1 - len(others)
@@ -201,7 +202,7 @@ class Placement:
                 used = {other.number for other in others}
                 slot = _Slot(next(number for number in range(FILE_SLOTS) if number not in used), owner)
                 self._set_file(library, slot.number)
-                self._file_slots[library.key, library.layout] = slot
+                self._file_slots[library.key] = slot
             slot.users += 1
             attachment.has_slot, attachment.slot = True, slot.number
             return slot.number
@@ -209,12 +210,8 @@ class Placement:
     def _set_file(self, library: Library, slot: int) -> None:
         """Notes what is known of a file, in the place of what was known of another."""
         self._module["text_bytes"].set(slot, library.text_bytes)
-        layout = bytes(12)
-        if library.layout is not None:
-            counter = library.layout.group.counter if library.layout.group is not None else 0
-            layout = struct.pack("<III", library.layout.numel, counter, library.layout.sizes)
-        self._module["torch_layouts"].set(slot, layout)
         self._set_family(library, slot)
+        self.layouts.give(library.key, slot)
 
     def _set_family(self, library: Library, slot: int) -> None:
         """Notes where the methods of PyTorch's process group lie, so that calls among them are known."""

@@ -46,6 +46,7 @@ from argus.capture.prices import Prices, prices
 from argus.capture.process.instructions import code_of, has_probes
 from argus.capture.process.targets import CUBLAS, Library
 from argus.capture.pulse_probes import PulseLinks, PulseProbes
+from argus.capture.torch_layouts import TorchLayouts
 from argus.capture.under_way import forget, in_progress
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
@@ -192,9 +193,15 @@ class TracedProcesses:
     """
 
     _module: Module
+    _placement: Placement
     owners: Owners
     forks = "off: not asked for"
     _at_fork: int | None = None
+
+    @property
+    def layouts(self) -> TorchLayouts:
+        """How each process's PyTorch is read: to be set before its files are probed."""
+        return self.placement.layouts
 
     def follow_forks(self) -> None:
         """From now on the kernel lets children of traced processes through before they run: ``add_target`` may come
@@ -279,6 +286,7 @@ class TracedProcesses:
         target = self._target(pid)
         for name in ("targets", "strangers"):
             self._module[name].delete(pid)
+        self.layouts.forget(pid)
         if target is not None and (target["held"].any() or target["ignored"][0]):  # marking may have lost a count
             forget(self._module, pid)
         if target is None or target["granted"].any():  # none: the kernel took it away, its number was given again
@@ -433,7 +441,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         *,
         timed: bool = True,
         owner: tuple[int, str] = (-1, ""),
-        others: Iterable[Library] = (),
+        others: Collection[Library] = (),
     ) -> Attachment:
         """Puts a probe on every function of a file that Argus knows.
 
@@ -449,7 +457,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
         """
-        attachment = Attachment(library, pid, owner=owner)
+        attachment = Attachment(library, pid, owner=owner, has_layout=_has_layout(library, *others))
         by_program: dict[str, list[tuple[int, int]]] = {}
         try:
             self.placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner)
@@ -797,6 +805,10 @@ def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> B
             module.unload()
     assert failure is not None
     raise failure
+
+
+def _has_layout(*libraries: Library) -> bool:
+    return any(library.layout is not None for library in libraries)
 
 
 def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[Hashable, Links]]:

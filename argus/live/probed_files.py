@@ -16,6 +16,7 @@ from argus.capture.late_probes import LateProbes
 from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
 from argus.live.cost.attaching import ATTACH_S, OF_LOOP, Attaching
+from argus.live.cost.file_users import FileUsers
 from argus.live.cost.mapped_elsewhere import MappedElsewhere
 from argus.live.cost.turns import Turns
 from argus.live.job import Member
@@ -143,6 +144,7 @@ class ProbedFiles:
         """Files with probes that no traced process maps, the one that was mapped last comes last."""
         self._attaching = Attaching()
         self._late_probes = LateProbes()
+        self._users = FileUsers(session)
         self._pids: AbstractSet[int] = frozenset()
         self._elsewhere = MappedElsewhere(lambda pid: pid in self._pids or pid in family)
         self._missing: dict[_Place, _Missing] = {}
@@ -198,6 +200,8 @@ class ProbedFiles:
         self._decide(fresh, running)
         if not self._shared.keys().isdisjoint(fresh):
             places, left_out = self._places(gone_through)
+        twins = len(self._twins)
+        self._users.note_layouts(gone_through, self._twins)
         self._count_missed({target.pid for target in users})
         resting = {target.pid for target in users if target.identity.owner not in going}
         self._missing = {
@@ -207,6 +211,8 @@ class ProbedFiles:
         }
         for place in sorted(places, key=_turn_of(places)):
             self._attach_one(place, places[place], running)
+        if len(self._twins) != twins:
+            self._users.note_layouts(gone_through, self._twins)
         self._due_at = {owner: math.inf if owner in going else 0.0 for owner in self._due_at}
         self._count_missing(places, resting)
         self._count_left_out(left_out, {target.pid for target in users})

@@ -148,10 +148,9 @@ class Roster:
             joined, _ = self.family.refresh()
             for pid in joined:
                 self._candidates[pid] = _Candidate(now, from_the_start=True)
-        self._attach(running=False)
-        if self._follow:
+            # All are looked at before the first file is probed: by its own files a process's PyTorch is read.
             self._look_at_candidates(now, all_of_them=True)
-            self._attach(running=False)
+        self._attach(running=False)
 
     def renumber(self, run: int) -> None:
         """Gives the jobs another run, before any row of them was made."""

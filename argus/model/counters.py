@@ -18,6 +18,7 @@ SENTENCES = {
     "pending_full": "{n} call[s] without a duration: too many calls were under way",
     "exit_missed": "{n} call[s] without a duration: their return was not seen",
     "read_fault": "{n} call[s] with an argument that could not be read",
+    "layout_unknown": "{n} call[s] of PyTorch without sizes: [its|their] process's libraries had not been read yet",
     "seq_full": "{n} collective[s] without a number: too many communicators",
     "init_all_cut": "{n} communicator[s] beyond the first 16 of one ncclCommInitAll",
     "launches_ring_discarded": f"{{n}} CUDA call[s] discarded by the kernel; {_REPORT}",

@@ -156,6 +156,7 @@ class Counter(enum.IntEnum):
     PENDING_OVER_SHARE = 22
     SEQ_OVER_SHARE = 23
     RECORDS_OVER_SHARE = 24
+    LAYOUT_UNKNOWN = 25
 
 
 TARGET = np.dtype(
@@ -176,6 +177,11 @@ TARGET = np.dtype(
 )
 """``struct argus_target``: a traced process, what it may still write and keep, and what it did. ``held``
 and ``granted`` are in the order of ``enum argus_held``."""
+
+TORCH = np.dtype([("numel", "<u4"), ("counter", "<u4"), ("sizes", "<u4"), ("file", "<u4")])
+"""``struct argus_torch``: where objects of a PyTorch that a process maps keep things. ``file``: its slot, plus 1."""
+TORCHES = 2
+"""Of so many a process's are known (``ARGUS_TORCHES``)."""
 
 OWNER = np.dtype([("began", "<u8", (5,)), ("bytes", "<u8", (5,)), ("lost", "<u8", (len(Counter),))])
 """``struct argus_owner``: what the processes of a user in a container, or in all of them, wrote into the rings, and
@@ -201,6 +207,7 @@ LOSS_COUNTERS = frozenset(
         Counter.SEQ_OVER_SHARE,
         Counter.RECORDS_OVER_SHARE,
         Counter.INIT_ALL_CUT,
+        Counter.LAYOUT_UNKNOWN,
     }
 )
 """Counters that must all be 0 for coverage to be complete."""

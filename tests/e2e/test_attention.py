@@ -60,7 +60,9 @@ def test_calls_operations_and_kernels_are_the_program_s(fakegpu: Path) -> None:
     try:
         assert program.stdout.readline() == "ready\n"
         probes.add_target(program.pid)
-        for library in find_libraries(program.pid):
+        libraries = find_libraries(program.pid)
+        probes.layouts.set(program.pid, {each.key: each.layout for each in libraries if each.layout})
+        for library in libraries:
             prices = probes.attach(library, program.pid).prices
             assert all(price < probes.prices.cheap for call, price in prices.items() if call in ATTENTION)
         assert probes.attach_optional("math") == 0

@@ -14,6 +14,7 @@ import pytest
 from argus.capture.kernel import btf
 from argus.capture.kernel.programs import LoadError, Module
 from argus.capture.probes import Probes
+from argus.capture.process.pytorch import LAYOUTS
 from argus.capture.process.targets import find_libraries
 
 pytestmark = [pytest.mark.kernel, pytest.mark.core]
@@ -146,3 +147,20 @@ def test_where_the_kernel_cannot_the_reason_is_reported(
     probes.add_target(program.pid)
     ask(program, "fork")
     assert calls_by_process(probes) == {}, "user space lets it through, too late for this one"
+
+
+def test_a_child_s_pytorch_is_read_as_its_parent_s(probes: Probes, program: subprocess.Popen[str]) -> None:
+    """From its first call on, and no longer than it has that number."""
+    layouts = probes._module["torch_layouts"]
+    probes.follow_forks()
+    probes.add_target(program.pid)
+    probes.layouts.give(("08:01", 1, 1, 1), 7)
+    probes.layouts.set(program.pid, {("08:01", 1, 1, 1): LAYOUTS["x86_64", 2, 8]})
+    ask(program, "fork")
+    assert (own := layouts.get(program.pid))
+    children = [pid for pid in probes.target_pids() if pid != program.pid]
+    assert children
+    for pid in children:
+        assert layouts.get(pid) == own
+        probes.remove_target(pid)
+        assert layouts.get(pid) is None

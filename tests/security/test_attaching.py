@@ -70,6 +70,7 @@ class FakeProbes:
         self.others: dict[int, list[int]] = {}
         self.unanswered = 0
         self.without_room: set[Owner] = set()
+        self.layouts = SimpleNamespace(set=lambda pid, layouts: None)
 
     @property
     def placement(self) -> Any:
@@ -124,6 +125,7 @@ def a_target(pid: int, owner: Owner, numbers: Sequence[int]) -> Any:
             inode=n,
             shown_path=str(n),
             file=SimpleNamespace(on_overlay=False),
+            roles=(),
             pid=pid,
         )
         for n in numbers
@@ -1370,7 +1372,7 @@ def test_where_no_thread_begins_files_are_tried_again_later(kernel: Kernel, monk
 
 
 def with_placement(probes: Any) -> Any:
-    maps: Any = {"text_bytes": SimpleNamespace(set=lambda key, value: None)}
+    maps: Any = dict.fromkeys(("text_bytes", "torch_layouts"), SimpleNamespace(set=lambda key, value: None))
     probes.placement = Placement(maps, maps, launch_durations=False)
     return probes
 

@@ -1177,20 +1177,22 @@ def test_no_owner_takes_the_slots_for_files(tmp_path: Path, monkeypatch: pytest.
             assert mapper.stdout is not None
             mapper.stdout.readline()
             found = {each.path: each for each in find_libraries(mapper.pid, Allowance(100, 1))}
+            probes.layouts.set(mapper.pid, {found[path].key: found[path].layout for path in files})
             return [probes.attach(found[path], mapper.pid, owner=owner) for path in files]
 
         def layout(of: attachment.Attachment) -> bytes | None:
-            (cookie,) = {cookie >> 44 & 0xFF for _, cookie in of.entry_points.values()}
-            return probes._module["torch_layouts"].get(cookie)
+            found = probes._module["torch_layouts"].get(of.pid or 0)
+            return found and found[: records.TORCH.itemsize]
 
         before = attached((NOBODY, ""), *many)
         (ours,) = attached((0, ""), honest)
         after = attached((NOBODY, ""), *evil)
         known = LAYOUTS["x86_64", 2, 8]
         assert not ours.lacks_slot
-        assert layout(ours) == b"".join(n.to_bytes(4, sys.byteorder) for n in (known.numel, 0, known.sizes))
+        own = known.numel, 0, known.sizes, ours.slot + 1
+        assert layout(ours) == b"".join(n.to_bytes(4, sys.byteorder) for n in own)
         assert [each.lacks_slot for each in before] == [False] * 8 + [True] * 8
-        assert [(each.lacks_slot, layout(each)) for each in after] == [(True, bytes(12))] * 2
+        assert [(each.lacks_slot, layout(each)) for each in after] == [(True, None)] * 2
         # What needs a layout is not probed without.
         assert {symbol for symbol in ours.functions if "attention" in symbol}
         assert not {symbol for each in after for symbol in each.functions if "attention" in symbol}
@@ -1198,7 +1200,7 @@ def test_no_owner_takes_the_slots_for_files(tmp_path: Path, monkeypatch: pytest.
         probes.detach(before)
         (next_one,) = attached((NOBODY, ""), torch("later", "1.0"))
         assert not next_one.lacks_slot
-        assert layout(next_one) == bytes(12)
+        assert layout(next_one) == bytes(12) + (next_one.slot + 1).to_bytes(4, sys.byteorder)
 
 
 def a_placement() -> Placement:

@@ -123,7 +123,7 @@ def test_no_file_has_more_links_than_are_kept_for_it(backend: Any, seed: int) ->
 def test_a_refused_file_costs_no_look_at_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again, and again."""
     nothing: Any = None
-    maps: Any = {"text_bytes": SimpleNamespace(set=lambda key, value: None)}
+    maps: Any = dict.fromkeys(("text_bytes", "torch_layouts"), SimpleNamespace(set=lambda key, value: None))
     placed = Placement(maps, nothing, launch_durations=False)
     monkeypatch.setitem(link_room.MOST_LINKS, "multi", 0)
     with pytest.raises(ArgusError, match="as many probes as they may"):

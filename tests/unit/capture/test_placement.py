@@ -18,7 +18,7 @@ def one_by_one(attachment: Any, without: set[str]) -> list[tuple[calls.Call, int
         call = calls.BY_SYMBOL[symbol]
         if call.kind in without or offset in taken:
             continue
-        if call.shape is calls.Shape.ATTENTION and (library.layout is None or not attachment.has_slot):
+        if call.shape is calls.Shape.ATTENTION and not (attachment.has_layout and attachment.has_slot):
             continue
         if call.program == "torch" and not attachment.has_slot:
             continue
@@ -33,8 +33,10 @@ def test_the_functions_are_those_that_were_chosen_one_by_one() -> None:
     for _ in range(300):
         some = random.sample(symbols, random.randrange(1, len(symbols)))
         offsets = {symbol: random.randrange(1, 100) for symbol in some}
-        library = SimpleNamespace(offsets=offsets, layout=random.choice([None, object()]))
-        attachment: Any = SimpleNamespace(library=library, has_slot=random.random() < 0.5)
+        library = SimpleNamespace(offsets=offsets)
+        attachment: Any = SimpleNamespace(
+            library=library, has_slot=random.random() < 0.5, has_layout=random.random() < 0.5
+        )
         without = set(random.sample(kinds, random.randrange(3)))
         assert Placement._functions(attachment, without) == one_by_one(attachment, without)
 

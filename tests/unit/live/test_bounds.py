@@ -49,6 +49,7 @@ CLASSES = {
     "live/roster": ("Roster",),
     "model/given_names": ("GivenNames",),
     "live/probed_files": ("ProbedFiles",),
+    "capture/torch_layouts": ("TorchLayouts",),
     "live/cost/attaching": ("Attaching",),
     "live/mapped_libraries": ("MappedLibraries",),
     "live/last_rows": ("LastRows",),

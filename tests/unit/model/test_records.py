@@ -18,6 +18,7 @@ STRUCTS = {
     "argus_math": records.MATH,
     "argus_target": records.TARGET,
     "argus_owner": records.OWNER,
+    "argus_torch": records.TORCH,
     "argus_room": records.ROOM,
     "argus_python": records.PYTHON,
     "argus_frame": records.FRAME,
