@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code, RemoteC
 from argus.capture.process.targets import FileKey, Library
 from argus.capture.torch_layouts import TorchLayouts
 from argus.model import calls
+from argus.model.losses import Owner
 
 DEAR_EXIT = 3.0
 """A collective's exit is left out, unless somebody needs it, if entry and exit together cost more than so many times
@@ -34,8 +35,8 @@ class _Slot:
 
     Attributes:
         number: In the cookies of its probes.
-        owner: User and container of the process for which it was taken.
-        users: Attachments that have it.
+        owner: User and container for whose processes it counts: they map the file.
+        users: Attachments that have it, and one that is to have it (``keep``).
     """
 
     number: int
@@ -82,11 +83,7 @@ class Placement:
                 if not attachment.has_slot:
                     continue
                 attachment.has_slot = False
-                key = attachment.library.key
-                self._file_slots[key].users -= 1
-                if not self._file_slots[key].users:
-                    del self._file_slots[key]
-                    self.layouts.take(key)
+                self._give_back(attachment.library.key)
 
     def choose(
         self,
@@ -95,20 +92,20 @@ class Placement:
         code: Code | RemoteCode,
         without: Collection[str],
         timed: bool,
-        owner: tuple[int, str],
+        *owners: Owner,
     ) -> None:
         """Where probes go, and what each costs. ``release`` the attachment when it has no probes any more, and give
         back its ``links`` when those are closed.
 
         Args:
-            owner: User and container of the process whose file it is.
+            owners: Of the processes that map the file: it has a slot if one of them may have one more.
 
         Raises:
             ArgusError: Its owner's files have as many links as they may.
         """
         library = attachment.library
         self.links.take(attachment)
-        slot = self._file_slot(attachment, owner)
+        slot = self._file_slot(attachment, *owners)
         chosen = self._functions(attachment, without)
         code.look_ahead(offset for _, offset in chosen)
         dear = [one for one in chosen if self._prices.of(code.at(one[1])) > self._prices.cheap]
@@ -184,28 +181,62 @@ class Placement:
             self._module["below"].set(slot << 8 | call.id, 8 * best.below)
         return _Entry(best.offset, call.cookie(with_exit, slot, bool(best.below)), self._prices.of(best.code))
 
-    def _file_slot(self, attachment: Attachment, owner: tuple[int, str]) -> int:
+    def keep(self, library: Library, owner: Owner) -> bool:
+        """Takes a slot for a file on which there will be probes, if it has none and the owner may have one more.
+        Returns whether it has one now: ``let_go`` of it once they are there, or will not be."""
+        with self._lock:
+            if (slot := self._slot_of(library, (owner,))) is not None:
+                slot.users += 1
+            return slot is not None
+
+    def let_go(self, library: Library) -> None:
+        """Undoes ``keep``."""
+        with self._lock:
+            self._give_back(library.key)
+
+    def charge(self, key: FileKey, owners: Collection[Owner]) -> None:
+        """A file's slot counts for one of those whose processes map it. None: for whom it has counted."""
+        with self._lock:
+            slot = self._file_slots.get(key)
+            if slot is not None and owners and slot.owner not in owners:
+                slot.owner = next(iter(owners))
+
+    def _file_slot(self, attachment: Attachment, *owners: Owner) -> int:
         """The cookie's slot for a file. An owner may take as many as are left then, and a user with several containers
         twice as many: so nobody's files take the slots of all. Files for which there is none share the last one, where
         nothing is known of any of them."""
-        library = attachment.library
         with self._lock:
-            slot = self._file_slots.get(library.key)
+            slot = self._slot_of(attachment.library, owners)
             if slot is None:
-                others = self._file_slots.values()
-                left = FILE_SLOTS - 1 - len(others)
-                of_owner = sum(other.owner == owner for other in others)
-                of_user = sum(other.owner[0] == owner[0] for other in others)
-                if of_owner >= left or of_user >= 2 * left:
-                    attachment.lacks_slot = True
-                    return FILE_SLOTS - 1
-                used = {other.number for other in others}
-                slot = _Slot(next(number for number in range(FILE_SLOTS) if number not in used), owner)
-                self._set_file(library, slot.number)
-                self._file_slots[library.key] = slot
+                attachment.lacks_slot = True
+                return FILE_SLOTS - 1
             slot.users += 1
             attachment.has_slot, attachment.slot = True, slot.number
             return slot.number
+
+    def _slot_of(self, library: Library, owners: Iterable[Owner]) -> _Slot | None:
+        """A file's slot: its own, or the first that one of these may have. None: none may."""
+        if (slot := self._file_slots.get(library.key)) is not None:
+            return slot
+        others = self._file_slots.values()
+        left = FILE_SLOTS - 1 - len(others)
+        for owner in owners:
+            of_owner = sum(other.owner == owner for other in others)
+            of_user = sum(other.owner[0] == owner[0] for other in others)
+            if of_owner >= left or of_user >= 2 * left:
+                continue
+            used = {other.number for other in others}
+            slot = _Slot(next(number for number in range(FILE_SLOTS) if number not in used), owner)
+            self._set_file(library, slot.number)
+            self._file_slots[library.key] = slot
+            return slot
+        return None
+
+    def _give_back(self, key: FileKey) -> None:
+        self._file_slots[key].users -= 1
+        if not self._file_slots[key].users:
+            del self._file_slots[key]
+            self.layouts.take(key)
 
     def _set_file(self, library: Library, slot: int) -> None:
         """Notes what is known of a file, in the place of what was known of another."""

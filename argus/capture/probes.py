@@ -203,6 +203,11 @@ class TracedProcesses:
         """How each process's PyTorch is read: to be set before its files are probed."""
         return self.placement.layouts
 
+    @property
+    def slots(self) -> Placement:
+        """Which files have slots, and for whom they count."""
+        return self.placement
+
     def follow_forks(self) -> None:
         """From now on the kernel lets children of traced processes through before they run: ``add_target`` may come
         later. ``forks`` has why where it does not."""
@@ -440,7 +445,8 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         without: Collection[str] = (),
         *,
         timed: bool = True,
-        owner: tuple[int, str] = (-1, ""),
+        owner: Owner = UNKNOWN,
+        users: Iterable[Owner] = (),
         others: Collection[Library] = (),
     ) -> Attachment:
         """Puts a probe on every function of a file that Argus knows.
@@ -451,7 +457,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             without: Kinds of calls that are left out.
             timed: Whether anybody needs the ends of NCCL's collectives whatever they cost, as GPU times do: kernels
                 are those of the call within which they were launched. Else dear ones are left out (``DEAR_EXIT``).
-            owner: User and container of a process that maps the file: of the slots for files no owner takes all.
+            owner, users: Of processes that map the file: of the slots for files no owner takes all.
             others: The file as other processes map it, for which it is read where it cannot be for that one.
 
         Raises:
@@ -460,7 +466,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         attachment = Attachment(library, pid, owner=owner, has_layout=_has_layout(library, *others))
         by_program: dict[str, list[tuple[int, int]]] = {}
         try:
-            self.placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner)
+            self.placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner, *users)
         except BaseException:
             self.placement.release(attachment)
             self.placement.links.give_back(attachment)
@@ -563,11 +569,11 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         if owners and attachment.owner not in owners:
             self.placement.links.hand_on(attachment)
 
-    def release(self, attachments: Collection[Attachment]) -> None:
+    def release(self, attachments: Collection[Attachment]) -> Closing:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         self._forget(attachments)
-        self._let_go_of(self._links_of(*attachments), attachments)
         self.placement.release(*attachments)
+        return self._let_go_of(self._links_of(*attachments), attachments)
 
     def _forget(self, attachments: Iterable[Attachment]) -> None:
         """Of a process that is ignored they may be gone already."""
@@ -664,13 +670,14 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         to."""
         self._add_closing(Closing([(0, both) for both in links]))
 
-    def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> None:
+    def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> Closing:
         """``gone``: these have no other links."""
-        self._add_closing(Closing(_by_user(links), lambda: self.placement.links.give_back(*gone)))
+        return self._add_closing(Closing(_by_user(links), lambda: self.placement.links.give_back(*gone)))
 
-    def _add_closing(self, new: Closing) -> None:
+    def _add_closing(self, new: Closing) -> Closing:
         with self._lock:
             self._closing = [*(closing for closing in self._closing if not closing.wait(0)), new]
+            return new
 
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None

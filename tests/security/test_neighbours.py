@@ -1242,6 +1242,27 @@ def test_a_file_keeps_its_slot_as_long_as_one_process_has_probes_on_it() -> None
     assert not placed._file_slots
 
 
+def test_a_file_has_a_slot_if_one_of_its_users_may_have_one_and_it_counts_for_that_one() -> None:
+    placed = a_placement()
+    slots(placed, (NOBODY, ""), 200)
+    library: Any = SimpleNamespace(key="file", layout=None, text_bytes=1, offsets={})
+    poor, rich = (attachment.Attachment(library, None) for _ in range(2))
+    placed._file_slot(poor, (NOBODY, ""))
+    assert poor.lacks_slot
+    assert not placed.keep(library, (NOBODY, ""))
+    assert placed.keep(library, (1000, ""))
+    placed._file_slot(rich, (NOBODY, ""), (1000, ""))
+    placed.let_go(library)
+    assert placed._file_slots["file"].owner == (1000, "")  # type: ignore[index]
+    # It counts for those who map it: who has left can take as many as before.
+    placed.charge("file", [(1001, ""), (NOBODY, "")])  # type: ignore[arg-type]
+    assert placed._file_slots["file"].owner == (1001, "")  # type: ignore[index]
+    placed.charge("file", [])  # type: ignore[arg-type]
+    assert placed._file_slots["file"].owner == (1001, "")  # type: ignore[index]
+    placed.release(poor, rich)
+    assert "file" not in placed._file_slots
+
+
 def test_probes_of_an_ignored_process_alone_are_taken_away(tmp_path: Path) -> None:
     """Those of files that others map, too, stay: they are the others'."""
     probes = Probes.__new__(Probes)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from argus.capture import placement
+from argus.capture.attachment import Attachment
 from argus.live.options import Options
 from argus.live.tracer import Tracer
 from argus.model import calls
@@ -187,3 +189,40 @@ def test_nobody_else_says_how_a_process_s_tensors_are_read(
     sizes = (4000, "float32") if hostile == "2.0.1" else (0, "unknown")
     assert rows == {(101, 4000, "float32"), (53, *sizes)}
     assert "layout_unknown" not in scene.lost
+
+
+def many(folder: Path, number: int) -> list[str]:
+    """Copies of a small library of the GPU's."""
+    first = a_library(folder / "many" / "libcudart.so", ["cudaLaunchKernel"])
+    return [str(shutil.copy(first, folder / f"many/libcudart{n}.so")) for n in range(number)]
+
+
+def attachment_of(scene: Scene, library: Path) -> Attachment:
+    inode = library.stat().st_ino
+    (found,) = (each for each in scene.tracer.attached if each.library.inode == inode)
+    return found
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_who_has_no_slots_takes_none_of_another_s_collectives(
+    stack: contextlib.ExitStack, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """Another user, whose files have used up its slots, had mapped the library first."""
+    monkeypatch.setattr(placement, "FILE_SLOTS", 16)
+    library = torch(folder / "torch", "2.8.0")
+    scene = Scene(stack, folder, tmp_path)
+    files = many(folder, 10)
+    scene.evil.do(f"for path in {files!r}: map_file(path)")
+    poll_until(scene.tracer, lambda: len(scene.tracer.attached) >= len(files) + 2, 20, "probes on all")
+    scene.map(scene.evil, library)
+    assert attachment_of(scene, library).lacks_slot
+    if ends:
+        scene.evil.end()
+    scene.map(scene.honest, library)
+    poll_until(scene.tracer, lambda: scene.probed(library)() and attachment_of(scene, library).has_slot, 5, "a slot")
+    scene.honest.do(f"reduce({str(library)!r}, 101, 160)", scene.tracer)
+    rows = scene.rows(SIZES)
+    assert [(row["job"], row["n"], row["bytes"]) for row in rows] == [("honest", 101, 4000)]
+    (job,) = (each for each in scene.tracer.jobs if each.name == "honest")
+    assert not job.losses["attach_failed"]
+    assert [member.without_slot for member in job.ranks()] == [0]

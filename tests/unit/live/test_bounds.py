@@ -50,6 +50,7 @@ CLASSES = {
     "model/given_names": ("GivenNames",),
     "live/probed_files": ("ProbedFiles",),
     "capture/torch_layouts": ("TorchLayouts",),
+    "live/cost/file_users": ("FileUsers",),
     "live/cost/attaching": ("Attaching",),
     "live/mapped_libraries": ("MappedLibraries",),
     "live/last_rows": ("LastRows",),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from argus.capture.attachment import Attachment
 from argus.capture.process.names import KernelNames
 from argus.capture.process.targets import Identity, Libraries
 from argus.live.job import Job, Member
@@ -21,6 +22,7 @@ from argus.live.roster import (
     Roster,
     _Candidate,
 )
+from argus.model.losses import UNKNOWN
 from tests.builders.sessions import a_session
 
 
@@ -168,7 +170,7 @@ def map_file(roster: Roster, pid: int, number: int, *, apart: bool = False) -> N
     roster.by_pid[pid][1].target.libraries.append(file)
     roster.files._shared[file.key] = not apart
     if not any(each.library.key == file.key and not apart for each in roster.attached):
-        roster.attached.append(SimpleNamespace(library=file, pid=pid if apart else None))  # type: ignore[arg-type]
+        roster.attached.append(Attachment(file, pid if apart else None))
 
 
 def test_probes_on_files_that_nobody_maps_are_bounded(roster: Roster) -> None:
