@@ -285,6 +285,12 @@ struct argus_owner {
 	u64 lost[ARGUS_C_COUNT];  /* losses of its processes in this container, but those that are counted in argus_target */
 };
 
+/* What calls of files in the last slot cost an owner's processes, ns, by the call's number: the highest price of such files
+ * that they map. 0: not known. Map "shared_prices", by the owner's number. */
+struct argus_prices {
+	u32 of[256];
+};
+
 /* What was granted to the processes of each of them, and at place ARGUS_OWNERS to all: map "rooms". User space counts it
  * again when a process is traced no more. */
 struct argus_room {

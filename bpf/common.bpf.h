@@ -42,7 +42,8 @@ BPF_ARRAY(family_reach, u64, ARGUS_FILES * 256);
 /* By the cookie's slot and call: bytes that the stack pointer is below the entry's where an entry probe is, since it stands
  * on a later instruction (argus/capture/process/instructions.py). */
 BPF_ARRAY(below, u64, ARGUS_FILES * 256);
-/* What a call costs its thread in traps, ns, by the cookie's slot and call: each file has prices of its own. */
+/* What a call costs its thread in traps, ns, by the cookie's slot and call: each file has prices of its own. Those in the last
+ * slot have the least of theirs here, and each owner's in "shared_prices". */
 BPF_ARRAY(trap_prices, u64, ARGUS_FILES * 256);
 #define GROUPS_ENTRIES 16384
 /* Thread -> its process (upper half), and how many groups of NCCL it is in. */
@@ -56,6 +57,7 @@ BPF_TABLE("lru_hash", u32, u64, strangers, 4096);
 BPF_ARRAY(owners_traced, u32, 2);
 BPF_ARRAY(owners, struct argus_owner, ARGUS_OWNERS);
 BPF_ARRAY(rooms, struct argus_room, ARGUS_OWNERS + 1);
+BPF_ARRAY(shared_prices, struct argus_prices, ARGUS_OWNERS);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
 BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);
 
@@ -109,14 +111,25 @@ INLINE void count_hit(u64 cookie, u32 at_exit)
 		__sync_fetch_and_add(&all->of[(at_exit & 1) << 8 | ARGUS_CALL(cookie)], 1);
 }
 
+INLINE u64 price_of(struct argus_target *target, u64 cookie)
+{
+	int at = ARGUS_FILE(cookie) << 8 | ARGUS_CALL(cookie);
+	u32 number = target->owner;
+	u64 *price = trap_prices.lookup(&at);
+	if (ARGUS_FILE(cookie) == ARGUS_FILES - 1) {
+		struct argus_prices *own = shared_prices.lookup(&number);
+		if (own && own->of[ARGUS_CALL(cookie)])
+			return own->of[ARGUS_CALL(cookie)];
+	}
+	return price ? *price : 0;
+}
+
 /* The same of one that counts among the process's hits. The price is that of the whole call, with its exit. */
 INLINE void count_own_hit(struct argus_target *target, u64 cookie, u32 at_exit)
 {
 	count_hit(cookie, at_exit);
-	int at = ARGUS_FILE(cookie) << 8 | ARGUS_CALL(cookie);
-	u64 *price = at_exit ? 0 : trap_prices.lookup(&at);
-	if (price)
-		__sync_fetch_and_add(&target->trap_ns, *price);
+	if (!at_exit)
+		__sync_fetch_and_add(&target->trap_ns, price_of(target, cookie));
 }
 
 /* Where the objects of the calling process's PyTorch keep things. 0: it is not known yet, which is counted. */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from argus.capture.attachment import Attachment, subject_of
 from argus.capture.kernel.programs import Map
 from argus.model.calls import CALLS, FILE_SLOTS
+from argus.model.records import PRICES
 
 REFILL_NS = 5_000
 """What a program loses after a hit of PyTorch's marks, until caches and branch predictors hold its own code and data
@@ -67,21 +68,30 @@ class CallPrices(NamedTuple):
 
 
 class TrapPrices:
-    """Has the kernel count what each process spends on traps, and loses after them (``REFILL``). Files that share the
-    last slot have the highest of their prices. Any thread may write.
+    """Has the kernel count what each process spends on traps, and loses after them (``REFILL``). Of files in the last
+    slot each owner's processes pay the highest price of those that they map themselves; until it is known which these
+    are, the least of all. Any thread may write.
 
     Args:
         table: ``trap_prices`` of bpf/common.bpf.h.
+        of_owners: ``shared_prices``.
         attachments: All files with probes.
         entries: As ``CallPrices.of`` has it.
     """
 
     def __init__(
-        self, table: Map, attachments: Callable[[], Iterable[Attachment]], entries: Callable[[int], bool]
+        self,
+        table: Map,
+        of_owners: Map,
+        attachments: Callable[[], Iterable[Attachment]],
+        entries: Callable[[int], bool],
     ) -> None:
-        self._table, self._attachments, self._entries = table, attachments, entries
+        self._table, self._of_owners = table, of_owners
+        self._attachments, self._entries = attachments, entries
         self._shared: dict[int, int] = {}
-        """The highest prices in the last slot since all were written, by the call's number."""
+        """The least prices in the last slot since all were written, by the call's number."""
+        self._own: dict[int, list[Attachment]] = {}
+        """By an owner's number: files in the last slot that its processes map."""
         self._lock = threading.Lock()
 
     def write(self, new: Iterable[Attachment] | None = None) -> None:
@@ -96,7 +106,28 @@ class TrapPrices:
                 for call, whole in attachment.prices.items():
                     price = attachment.entry_prices[call] if entries(call) else whole
                     if attachment.slot == FILE_SLOTS - 1:
-                        price = self._shared[call] = max(self._shared.get(call, 0), price)
+                        price = self._shared[call] = min(self._shared.get(call, price), price)
                     written[attachment.slot << 8 | call] = price + int(REFILL[call])
             for place, price in written.items():
                 self._table.set(place, price)
+            if new is None:
+                for number, files in self._own.items():
+                    self._write_own(number, files, entries)
+
+    def share(self, files: Mapping[int, list[Attachment]]) -> None:
+        """Which files in the last slot the processes of each owner map, by its number. Others map none."""
+        with self._lock:
+            before, self._own = self._own, dict(files)
+            entries = cache(self._entries)
+            for number in before.keys() | files.keys():
+                if before.get(number) != files.get(number):
+                    self._write_own(number, files.get(number, []), entries)
+
+    def _write_own(self, number: int, files: Iterable[Attachment], entries: Callable[[int], bool]) -> None:
+        row = np.zeros(1, PRICES)
+        of = row["of"][0]
+        for attachment in files:
+            for call, whole in attachment.prices.items():
+                price = attachment.entry_prices[call] if entries(call) else whole
+                of[call] = max(int(of[call]), price + int(REFILL[call]))
+        self._of_owners.set(number, row.tobytes())

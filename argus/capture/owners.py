@@ -66,6 +66,11 @@ class Owners:
             if self._of.pop(pid, None) is not None:
                 self._publish()
 
+    def number(self, pid: int) -> int:
+        """The number of a process's owner; 0: it is not traced, or has none of its own."""
+        with self._lock:
+            return self._of.get(pid, (0, 0))[0]
+
     def there(self) -> set[Owner]:
         """Owners of all processes that are traced."""
         with self._lock:

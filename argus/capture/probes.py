@@ -16,7 +16,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, get_args
 
@@ -194,6 +194,7 @@ class TracedProcesses:
 
     _module: Module
     _placement: Placement
+    _trap_prices: TrapPrices
     owners: Owners
     forks = "off: not asked for"
     _at_fork: int | None = None
@@ -207,6 +208,14 @@ class TracedProcesses:
     def slots(self) -> Placement:
         """Which files have slots, and for whom they count."""
         return self.placement
+
+    def price_without_slots(self, files: Mapping[int, Iterable[Attachment]]) -> None:
+        """Which files that have no slot of their own each process maps: what their calls cost it."""
+        of_owners: dict[int, dict[int, Attachment]] = {}
+        for pid, of_process in files.items():
+            if number := self.owners.number(pid):
+                of_owners.setdefault(number, {}).update((id(each), each) for each in of_process)
+        self._trap_prices.share({number: [*own.values()] for number, own in of_owners.items()})
 
     def follow_forks(self) -> None:
         """From now on the kernel lets children of traced processes through before they run: ``add_target`` may come
@@ -377,13 +386,13 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         self._patience = Patience()
         self.prices: Prices = prices(self.backend, self._attach_to_self)
         self.placement = Placement(self._module, self.prices, launch_durations=launch_durations, backend=self.backend)
-        self._trap_prices = TrapPrices(self._module["trap_prices"], lambda: self.attachments, self._by_entry)
+        self._trap_prices = _trap_prices_of(self._module, lambda: self.attachments, self._by_entry)
         self._at_exit = self._attach_at_exit()
-        self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
-        self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
-        self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
-        self.marks = Ring(self._map_fd("marks"), MARK_RING_BYTES, records.MARK)
-        self.math = Ring(self._map_fd("math"), MATH_RING_BYTES, records.MATH)
+        self.launches = Ring(self._module["launches"].fd, launch_ring_bytes, records.LAUNCH)
+        self.collectives = Ring(self._module["collectives"].fd, COLLECTIVE_RING_BYTES, records.COLLECTIVE)
+        self.control = Ring(self._module["control"].fd, CONTROL_RING_BYTES, records.CONTROL)
+        self.marks = Ring(self._module["marks"].fd, MARK_RING_BYTES, records.MARK)
+        self.math = Ring(self._module["math"].fd, MATH_RING_BYTES, records.MATH)
 
     def rings(self) -> dict[str, Ring]:
         """All rings, by name, in the order to drain them in. Control after launches: the name of a kernel that was
@@ -406,9 +415,6 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             return attach_raw_tracepoint("sched_process_exit", self._module.programs["thread_exit"])
         except OSError as reason:
             raise load_failure("follow the end of threads", "", reason) from reason
-
-    def _map_fd(self, name: str) -> int:
-        return self._module[name].fd
 
     @contextlib.contextmanager
     def _attach_to_self(self, path: str, offsets: list[int], at_exit: bool) -> Iterator[None]:
@@ -775,6 +781,12 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             ring.close()
         os.close(self._at_exit)
         self._module.close()
+
+
+def _trap_prices_of(
+    module: Module, attachments: Callable[[], Iterable[Attachment]], entries: Callable[[int], bool]
+) -> TrapPrices:
+    return TrapPrices(module["trap_prices"], module["shared_prices"], attachments, entries)
 
 
 def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> Backend:

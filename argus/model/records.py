@@ -190,6 +190,9 @@ what was lost of it, by ``Counter``."""
 ROOM = np.dtype([("granted", "<i4", (5,))])
 """``struct argus_room``: what these may hold of the maps that processes fill, in the order of ``enum argus_held``."""
 
+PRICES = np.dtype([("of", "<u4", (256,))])
+"""``struct argus_prices``: what calls of files in the last slot cost an owner's processes, ns, by the call's number."""
+
 
 LOSS_COUNTERS = frozenset(
     {

@@ -21,7 +21,7 @@ from argus.model import calls
 from argus.store.open import open_store
 from argus.store.reader import query
 from tests.kernel.conftest import poll_until
-from tests.security.mapping_process import AS_NOBODY, needs_root
+from tests.security.mapping_process import AS_NOBODY, NOBODY, needs_root
 from tests.stores import new_store
 
 pytestmark = [pytest.mark.kernel, needs_root()]
@@ -226,3 +226,30 @@ def test_who_has_no_slots_takes_none_of_another_s_collectives(
     (job,) = (each for each in scene.tracer.jobs if each.name == "honest")
     assert not job.losses["attach_failed"]
     assert [member.without_slot for member in job.ranks()] == [0]
+
+
+def test_a_call_costs_what_the_file_costs_that_its_process_maps(
+    stack: contextlib.ExitStack, folder: Path, tmp_path: Path
+) -> None:
+    """Files without a slot share one place: another user's dear one had honest jobs ignored for its price."""
+    cheap = a_library(folder / "cheap/libcudart.so", ["cudaLaunchKernel"])
+    dear = a_library(folder / "dear/libcudart.so", ["cudaLaunchKernel"], body="")
+    scene = Scene(stack, folder, tmp_path)
+    probes = scene.tracer.session.probes
+    taken: dict[Any, Any] = {n: placement._Slot(n, (NOBODY, "")) for n in range(2, 255)}
+    probes._placement._file_slots.update(taken)
+    launch = calls.BY_SYMBOL["cudaLaunchKernel"].id
+    prices = {}
+    for process, library in ((scene.honest, cheap), (scene.evil, dear)):
+        scene.map(process, library)
+        found = attachment_of(scene, library)
+        assert found.lacks_slot
+        prices[process.pid] = found.prices[launch]
+        process.do(f"import ctypes; launch = ctypes.CDLL({str(library)!r}).cudaLaunchKernel")
+    assert prices[scene.evil.pid] > 2 * prices[scene.honest.pid]
+    for process in (scene.honest, scene.evil):
+        before = probes.spent(process.pid)
+        process.do("for _ in range(499): launch(0, 0, 0, 0, 0, 0, 0)", scene.tracer)
+        hits, _, trap_ns = (now - then for now, then in zip(probes.spent(process.pid), before, strict=True))
+        assert hits == 499
+        assert trap_ns == 499 * prices[process.pid]

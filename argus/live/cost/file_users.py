@@ -143,13 +143,21 @@ class FileUsers:
         poor = _poor(attached)
         if not poor and not self._poor:
             return
+        changed = False
         for target in users:
             pid, keys = target.pid, dict.fromkeys(twins.get(each.key, each.key) for each in target.libraries)
             found = [poor[place] for key in keys for place in _places(key, pid) if place in poor]
-            if found or pid in self._poor:
+            if found != self._poor.get(pid, []):
+                changed = True
                 self._poor[pid] = found
                 if not found:
                     del self._poor[pid]
+        if changed:
+            self._price()
+
+    def _price(self) -> None:
+        without = {pid: [each for each in files if each.lacks_slot] for pid, files in self._poor.items()}
+        self._session.probes.price_without_slots({pid: files for pid, files in without.items() if files})
 
     def retain(self, users: Iterable[Target], attached: Iterable[Attachment], twins: Mapping[FileKey, FileKey]) -> None:
         """Some processes have gone. Files' slots count for those who map them now.
@@ -168,7 +176,9 @@ class FileUsers:
         for attachment in attached:
             if attachment.has_slot:
                 self._session.probes.slots.charge(attachment.library.key, owners.get(attachment.library.key, {}))
-        self._poor = {pid: files for pid, files in self._poor.items() if pid in there}
+        if not self._poor.keys() <= there:
+            self._poor = {pid: files for pid, files in self._poor.items() if pid in there}
+            self._price()
         places = {(each.library.key, each.pid) for each in attached}
         self._read_again_at = {place: at for place, at in self._read_again_at.items() if place in places}
 

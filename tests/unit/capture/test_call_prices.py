@@ -7,22 +7,24 @@ from collections import Counter as Tally
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from argus.capture.call_prices import REFILL, TrapPrices
 from argus.model.calls import CALLS, FILE_SLOTS
+from argus.model.records import PRICES
 
 LAST = FILE_SLOTS - 1
 
 
 def one_by_one(table: dict[int, int], attachments: Any, entries: Any) -> None:
-    """As it was when all files without a slot were gone through for each new one."""
+    """All files without a slot are gone through for each new one: they have the least of their prices."""
     shared: dict[int, int] = {}
     for attachment in attachments:
         for call, whole in attachment.prices.items():
             price = attachment.entry_prices[call] if entries(call) else whole
             if attachment.slot == LAST:
-                price = shared[call] = max(shared.get(call, 0), price)
+                price = shared[call] = min(shared.get(call, price), price)
             table[attachment.slot << 8 | call] = price + int(REFILL[call])
 
 
@@ -40,7 +42,7 @@ def test_the_table_is_the_one_that_was_written_one_by_one(seed: int) -> None:
     table, expected, files = dict[int, int](), dict[int, int](), list[Any]()
     alone = {call.id for call in CALLS if draw.random() < 0.3}
     writes: Any = SimpleNamespace(set=table.__setitem__)
-    prices = TrapPrices(writes, lambda: files, lambda call: call in alone)
+    prices = TrapPrices(writes, writes, lambda: files, lambda call: call in alone)
     for _ in range(30):
         if draw.random() < 0.2:  # a plan changes
             alone ^= {call.id for call in CALLS if draw.random() < 0.3}
@@ -58,9 +60,34 @@ def test_a_new_file_costs_its_own_prices_alone() -> None:
     draw, times = random.Random(1), Tally[int]()
     files = [a_file(draw, 200) for _ in range(300)]
     writes: Any = SimpleNamespace(set=lambda place, price: times.update([place]))
-    prices = TrapPrices(writes, lambda: files, lambda call: False)
+    prices = TrapPrices(writes, writes, lambda: files, lambda call: False)
     prices.write(files[:1])
     assert times.total() == 200
     times.clear()
     prices.write()
     assert max(times.values()) == 1, "all files: each place once"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_owners_pay_for_their_own_files(seed: int) -> None:
+    """In the last slot each pays the highest price of the files that it maps, and none of those that others map."""
+    draw = random.Random(seed)
+    rows, files = dict[int, bytes](), [a_file(draw, draw.randrange(1, 9)) for _ in range(6)]
+    alone = {call.id for call in CALLS if draw.random() < 0.3}
+    table: Any = SimpleNamespace(set=lambda place, price: None)
+    of_owners: Any = SimpleNamespace(set=rows.__setitem__)
+    prices = TrapPrices(table, of_owners, lambda: files, lambda call: call in alone)
+    for _ in range(20):
+        own = {number: draw.sample(files, draw.randrange(1, 4)) for number in draw.sample(range(1, 6), 3)}
+        prices.share(own)
+        if draw.random() < 0.3:
+            alone ^= {call.id for call in CALLS if draw.random() < 0.3}
+            prices.write()
+        for number in range(1, 6):
+            expected = np.zeros(256, np.int64)
+            for file in own.get(number, []):
+                for call, whole in file.prices.items():
+                    price = file.entry_prices[call] if call in alone else whole
+                    expected[call] = max(expected[call], price + REFILL[call])
+            found = np.frombuffer(rows.get(number, bytes(1024)), PRICES)["of"][0]
+            assert (found == expected).all()

@@ -19,6 +19,7 @@ STRUCTS = {
     "argus_target": records.TARGET,
     "argus_owner": records.OWNER,
     "argus_torch": records.TORCH,
+    "argus_prices": records.PRICES,
     "argus_room": records.ROOM,
     "argus_python": records.PYTHON,
     "argus_frame": records.FRAME,

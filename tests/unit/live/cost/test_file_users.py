@@ -24,6 +24,7 @@ class Session:
 
     def __init__(self, *may: Owner) -> None:
         self.kept: list[Any] = []
+        self.priced: list[Any] = []
         self.asked: list[Owner] = []
         self.closing = SimpleNamespace(gone=False, wait=lambda seconds: self.closing.gone)
         self.lost: list[tuple[int, int]] = []
@@ -37,6 +38,7 @@ class Session:
         self.probes = SimpleNamespace(
             slots=SimpleNamespace(keep=keep, let_go=lambda library: self.kept.remove(library.key)),
             release=lambda files: self.closing,
+            price_without_slots=self.priced.append,
         )
         self.losses = SimpleNamespace(count=lambda name, pid, *, number: self.lost.append((pid, number)))
         self.whom = lambda pid: pid
