@@ -365,6 +365,7 @@ class ProbedFiles:
                 which = ", ".join(map(str, ended))
                 raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
             return
+        by_owner = self._users.in_order(place, by_owner)
         owner = self._on_whose_account(by_owner)
         # By another name it may be a file that is probed right now: it shows once that is done.
         users = {target.identity.owner[0] for _, target in uses}

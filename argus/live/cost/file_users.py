@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
 
 from argus.capture.attachment import Attachment
 from argus.capture.kernel.links import Closing
@@ -17,6 +18,7 @@ GONE_S = 10.0
 """For so long other probes on a file wait for those that are to go. They take tens of ms."""
 AGAIN_S = 60.0
 _ATTENTION = frozenset(call.symbol for call in calls.CALLS if call.shape is calls.Shape.ATTENTION)
+_Use = TypeVar("_Use")
 _Place = tuple[FileKey, int | None]
 """A file, in one process or in all."""
 
@@ -30,8 +32,8 @@ class FileUsers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._anew: dict[_Place, tuple[Library, Closing]] = {}
-        """Files that get other probes, with the slot that is kept for them: the old ones go."""
+        self._anew: dict[_Place, tuple[Library, Closing, Owner]] = {}
+        """Files that get other probes, with the slot that is kept for them, and for whom: the old ones go."""
         self._read_again_at: dict[_Place, float] = {}
         """Of files that were probed anew for who shows how tensors are read: before, they are not again."""
         self._poor: dict[int, list[Attachment]] = {}
@@ -65,7 +67,7 @@ class FileUsers:
         if not poor:
             return []
         owners: dict[_Place, dict[Owner, None]] = {}
-        direct, read = set[_Place](), set[_Place]()
+        direct, read = set[_Place](), dict[_Place, Owner]()
         for target in users:
             for library in target.libraries:
                 key = twins.get(library.key, library.key)
@@ -76,7 +78,7 @@ class FileUsers:
                     if key == library.key and target.alive():  # by whom it can be probed anew
                         direct.add(place)
                         if library.layout is not None:
-                            read.add(place)
+                            read.setdefault(place, target.identity.owner)
         now, better, refused = time.monotonic(), [], set[Owner]()
         for place in direct:
             attachment = poor[place]
@@ -84,21 +86,22 @@ class FileUsers:
                 if place not in read or now < self._read_again_at.get(place, 0.0):
                     continue
                 self._read_again_at[place] = now + AGAIN_S
-            if self._has_slot(attachment.library, owners[place], refused):
+            ask = dict.fromkeys([read[place]] if place in read else []) | owners[place]
+            if (owner := self._whose_slot(attachment.library, ask, refused)) is not None:
                 better.append(attachment)
-                self._anew[place] = attachment.library, self._session.probes.release([attachment])
+                self._anew[place] = attachment.library, self._session.probes.release([attachment]), owner
         if better:
             self._count(better)
         return better
 
-    def _has_slot(self, library: Library, owners: Iterable[Owner], refused: set[Owner]) -> bool:
+    def _whose_slot(self, library: Library, owners: Iterable[Owner], refused: set[Owner]) -> Owner | None:
         for owner in owners:
             if owner in refused:
                 continue
             if self._session.probes.slots.keep(library, owner):
-                return True
+                return owner
             refused.add(owner)
-        return False
+        return None
 
     def _count(self, better: Iterable[Attachment]) -> None:
         """Counts that processes lack the probes for a while that they had on files."""
@@ -107,10 +110,16 @@ class FileUsers:
             if lacks := sum(id(each) in gone for each in files):
                 self._session.losses.count("attach_failed", self._session.whom(pid), number=lacks)
 
+    def in_order(self, place: _Place, owners: Mapping[Owner, _Use]) -> dict[Owner, _Use]:
+        """By whom a file is probed, and for whose account: first for whom it is probed anew, since another one may not
+        have it probed a second time."""
+        _, _, first = self._anew.get(place, (None, None, None))
+        return dict(sorted(owners.items(), key=lambda item: item[0] != first))
+
     def after_old_probes(self, key: FileKey, work: Callable[[], Attachment]) -> Callable[[], Attachment]:
         """What puts probes on a file, once those are gone that were taken off it, or off one of an overlay that may be
         the same: else calls would be seen twice."""
-        going = [closing for (other, _), (_, closing) in self._anew.items() if other[2:] == key[2:]]
+        going = [closing for (other, _), (_, closing, _) in self._anew.items() if other[2:] == key[2:]]
         if not going:
             return work
 
@@ -131,7 +140,7 @@ class FileUsers:
         if not self._anew:
             return
         there = {(each.library.key, each.pid) for each in attached}
-        for place, (library, closing) in [*self._anew.items()]:
+        for place, (library, closing, _) in [*self._anew.items()]:
             if (place in there or place not in awaited) and closing.wait(0):
                 del self._anew[place]
                 self._session.probes.slots.let_go(library)

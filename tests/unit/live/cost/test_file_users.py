@@ -71,6 +71,9 @@ def test_a_file_is_probed_anew_for_who_may_have_a_slot() -> None:
     assert session.lost == [(1, 1)], "of those that had its probes"
     # The new ones wait for the old ones, as do those of a file that may be the same.
     attached.remove(better)
+    both = {EVIL: 1, HONEST: 2}
+    assert [*users.in_order((files[3].key, None), both)] == [HONEST, EVIL]
+    assert [*users.in_order((files[2].key, None), both)] == [EVIL, HONEST]
     made = Attachment(files[3], None)
     assert users.after_old_probes(("08:01", 9, 2, 2), lambda: made)() is made
     with pytest.raises(ArgusError, match="do not go"):
@@ -108,6 +111,7 @@ def test_a_file_is_probed_anew_for_who_shows_how_tensors_are_read(monkeypatch: p
     assert users.improve([a_user(1, EVIL, theirs)], attached, {}) == []
     both = [a_user(1, EVIL, theirs), a_user(2, HONEST, own)]
     assert users.improve(both, attached, {}) == attached
+    assert [*users.in_order((theirs.key, None), {EVIL: 1, HONEST: 2})] == [HONEST, EVIL]
     assert users.improve(both, attached, {}) == [], "not all the time, should it fail"
     now += AGAIN_S
     assert users.improve(both, attached, {}) == attached
