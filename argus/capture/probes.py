@@ -193,7 +193,7 @@ class TracedProcesses:
     """
 
     _module: Module
-    _placement: Placement
+    placement: Placement
     _trap_prices: TrapPrices
     owners: Owners
     forks = "off: not asked for"
@@ -203,11 +203,6 @@ class TracedProcesses:
     def layouts(self) -> TorchLayouts:
         """How each process's PyTorch is read: to be set before its files are probed."""
         return self.placement.layouts
-
-    @property
-    def slots(self) -> Placement:
-        """Which files have slots, and for whom they count."""
-        return self.placement
 
     def price_without_slots(self, files: Mapping[int, Iterable[Attachment]]) -> None:
         """Which files that have no slot of their own each process maps: what their calls cost it."""

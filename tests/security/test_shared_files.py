@@ -237,7 +237,7 @@ def test_a_call_costs_what_the_file_costs_that_its_process_maps(
     scene = Scene(stack, folder, tmp_path)
     probes = scene.tracer.session.probes
     taken: dict[Any, Any] = {n: placement._Slot(n, (NOBODY, "")) for n in range(2, 255)}
-    probes._placement._file_slots.update(taken)
+    probes.placement._file_slots.update(taken)
     launch = calls.BY_SYMBOL["cudaLaunchKernel"].id
     prices = {}
     for process, library in ((scene.honest, cheap), (scene.evil, dear)):

@@ -98,7 +98,7 @@ class FileUsers:
         for owner in owners:
             if owner in refused:
                 continue
-            if self._session.probes.slots.keep(library, owner):
+            if self._session.probes.placement.keep(library, owner):
                 return owner
             refused.add(owner)
         return None
@@ -143,7 +143,7 @@ class FileUsers:
         for place, (library, closing, _) in [*self._anew.items()]:
             if (place in there or place not in awaited) and closing.wait(0):
                 del self._anew[place]
-                self._session.probes.slots.let_go(library)
+                self._session.probes.placement.let_go(library)
 
     def note_poor(
         self, users: Iterable[Target], attached: Iterable[Attachment], twins: Mapping[FileKey, FileKey]
@@ -184,7 +184,7 @@ class FileUsers:
                 owners.setdefault(twins.get(library.key, library.key), {})[target.identity.owner] = None
         for attachment in attached:
             if attachment.has_slot:
-                self._session.probes.slots.charge(attachment.library.key, owners.get(attachment.library.key, {}))
+                self._session.probes.placement.charge(attachment.library.key, owners.get(attachment.library.key, {}))
         if not self._poor.keys() <= there:
             self._poor = {pid: files for pid, files in self._poor.items() if pid in there}
             self._price()

@@ -22,7 +22,6 @@ from argus.live.roster import (
     Roster,
     _Candidate,
 )
-from argus.model.losses import UNKNOWN
 from tests.builders.sessions import a_session
 
 

@@ -36,7 +36,7 @@ class Session:
             return owner in may
 
         self.probes = SimpleNamespace(
-            slots=SimpleNamespace(keep=keep, let_go=lambda library: self.kept.remove(library.key)),
+            placement=SimpleNamespace(keep=keep, let_go=lambda library: self.kept.remove(library.key)),
             release=lambda files: self.closing,
             price_without_slots=self.priced.append,
         )
