@@ -28,7 +28,8 @@ int follow_fork(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	fresh.owner = whose->owner;
 	fresh.user = whose->user;
-	targets.update(&child, &fresh);
+	if (targets.update(&child, &fresh) != 0)
+		return 0;
 	struct argus_torches *torches = torch_layouts.lookup(&parent);
 	if (torches) { /* it maps the same files; if it executes another program, which has other files, those are not among these */
 		struct argus_torches same = *torches;

@@ -76,9 +76,7 @@ class Attachment:
         wait_s: How long after that if it does not answer then.
         slot: Where maps hold what is known of the file; the last one, which others may have, too: it has none.
         has_slot: Whether maps hold what is known of the file (``Placement``), until its probes are gone.
-        has_layout: Whether it is known of any of its processes how PyTorch's tensors are read.
-        lacks_slot: They had no room for it: PyTorch's collectives and attention are not probed there, and its other
-            probes may cost more.
+        lacks_slot: They had no room for it: its probes may cost more.
         lacks_code: Its instructions could not be read: its probes stand on the functions' entries, whatever they cost.
         links_kept: Descriptors that are kept for its links (``link_room.LinkRoom``).
         functions: Symbols with a probe at their entry, those included that may have one.
@@ -112,7 +110,6 @@ class Attachment:
     wait_s: float = RETRY_S
     slot: int = calls.FILE_SLOTS - 1
     has_slot: bool = False
-    has_layout: bool = False
     lacks_slot: bool = False
     lacks_code: bool = False
     links_kept: int = 0

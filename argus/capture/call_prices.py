@@ -90,8 +90,8 @@ class TrapPrices:
         self._attachments, self._entries = attachments, entries
         self._shared: dict[int, int] = {}
         """The least prices in the last slot since all were written, by the call's number."""
-        self._own: dict[int, list[Attachment]] = {}
-        """By an owner's number: files in the last slot that its processes map."""
+        self._own: dict[int, Mapping[int, Attachment]] = {}
+        """By an owner's number: files in the last slot that its processes map, by their ``id``."""
         self._lock = threading.Lock()
 
     def write(self, new: Iterable[Attachment] | None = None) -> None:
@@ -111,23 +111,43 @@ class TrapPrices:
             for place, price in written.items():
                 self._table.set(place, price)
             if new is None:
-                for number, files in self._own.items():
-                    self._write_own(number, files, entries)
+                self._write_own(self._own)
 
-    def share(self, files: Mapping[int, list[Attachment]]) -> None:
-        """Which files in the last slot the processes of each owner map, by its number. Others map none."""
+    def share(self, files: Mapping[int, Mapping[int, Attachment]]) -> None:
+        """Which files in the last slot the processes of each owner map, by its number, and by their ``id``. Others map
+        none."""
         with self._lock:
             before, self._own = self._own, dict(files)
-            entries = cache(self._entries)
-            for number in before.keys() | files.keys():
-                if before.get(number) != files.get(number):
-                    self._write_own(number, files.get(number, []), entries)
+            nothing: Mapping[int, Attachment] = {}
+            changed = [
+                number
+                for number in before.keys() | files.keys()
+                if before.get(number, nothing).keys() != files.get(number, nothing).keys()
+            ]
+            self._write_own({number: files.get(number, nothing) for number in changed})
 
-    def _write_own(self, number: int, files: Iterable[Attachment], entries: Callable[[int], bool]) -> None:
-        row = np.zeros(1, PRICES)
-        of = row["of"][0]
-        for attachment in files:
-            for call, whole in attachment.prices.items():
-                price = attachment.entry_prices[call] if entries(call) else whole
-                of[call] = max(int(of[call]), price + int(REFILL[call]))
-        self._of_owners.set(number, row.tobytes())
+    def _write_own(self, files: Mapping[int, Mapping[int, Attachment]]) -> None:
+        """Many owners may map thousands of the same files: what each costs is looked up once."""
+        number_of, rows = dict[int, int](), list[NDArray[np.uint32]]()
+        entries = np.array([self._entries(call.id) for call in CALLS])
+        for each in files.values():
+            for name, attachment in each.items():
+                if name not in number_of:
+                    number_of[name] = len(rows)
+                    rows.append(_row_of(attachment, entries))
+        table = np.array(rows, np.uint32).reshape(-1, 256)
+        for number, each in files.items():
+            row = np.zeros(1, PRICES)
+            if each:
+                row["of"] = table[[number_of[name] for name in each]].max(axis=0)
+            self._of_owners.set(number, row.tobytes())
+
+
+def _row_of(attachment: Attachment, entries: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """What a hit costs by the call's number, ns, shape (256,). ``entries``: of calls whether the entry alone is probed,
+    shape (n,)."""
+    row = np.zeros(256, np.uint32)
+    whole, entry = attachment.prices, attachment.entry_prices
+    called = [*whole]
+    row[called] = [entry[call] if entries[call] else whole[call] for call in called] + REFILL[called]
+    return row

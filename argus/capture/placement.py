@@ -16,6 +16,7 @@ from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code, RemoteC
 from argus.capture.process.targets import FileKey, Library
 from argus.capture.torch_layouts import TorchLayouts
 from argus.model import calls
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.losses import Owner
 
 DEAR_EXIT = 3.0
@@ -36,7 +37,7 @@ class _Slot:
     Attributes:
         number: In the cookies of its probes.
         owner: User and container for whose processes it counts: they map the file.
-        users: Attachments that have it, and one that is to have it (``keep``).
+        users: Attachments that have it.
     """
 
     number: int
@@ -101,11 +102,17 @@ class Placement:
             owners: Of the processes that map the file: it has a slot if one of them may have one more.
 
         Raises:
-            ArgusError: Its owner's files have as many links as they may.
+            ArgusError: Its owner's files have as many links as they may; or it has functions that cannot be probed
+                without a slot, and none of those may have one more.
         """
         library = attachment.library
         self.links.take(attachment)
         slot = self._file_slot(attachment, *owners)
+        if attachment.lacks_slot and any(_needs_slot(calls.BY_SYMBOL[symbol]) for symbol in library.offsets):
+            # Not in part: who maps it later, and may have one, would have to wait until those probes are gone.
+            raise ArgusError(
+                f"{library.shown_path} is not probed: there is room for no more files of its user", "", EXIT_UNAVAILABLE
+            )
         chosen = self._functions(attachment, without)
         code.look_ahead(offset for _, offset in chosen)
         dear = [one for one in chosen if self._prices.of(code.at(one[1])) > self._prices.cheap]
@@ -141,10 +148,6 @@ class Placement:
             call = calls.BY_SYMBOL[symbol]
             if call.kind in without:
                 continue
-            if call.shape is calls.Shape.ATTENTION and not (attachment.has_layout and attachment.has_slot):
-                continue  # it is not known of anybody where its tensors have their sizes
-            if call.program == "torch" and not attachment.has_slot:
-                continue  # it is not known which of its calls come from others
             chosen.setdefault(offset, call)  # another name of a function is no other probe
         return [(call, offset) for offset, call in chosen.items()]
 
@@ -180,19 +183,6 @@ class Placement:
         if best.below:
             self._module["below"].set(slot << 8 | call.id, 8 * best.below)
         return _Entry(best.offset, call.cookie(with_exit, slot, bool(best.below)), self._prices.of(best.code))
-
-    def keep(self, library: Library, owner: Owner) -> bool:
-        """Takes a slot for a file on which there will be probes, if it has none and the owner may have one more.
-        Returns whether it has one now: ``let_go`` of it once they are there, or will not be."""
-        with self._lock:
-            if (slot := self._slot_of(library, (owner,))) is not None:
-                slot.users += 1
-            return slot is not None
-
-    def let_go(self, library: Library) -> None:
-        """Undoes ``keep``."""
-        with self._lock:
-            self._give_back(library.key)
 
     def charge(self, key: FileKey, owners: Collection[Owner]) -> None:
         """A file's slot counts for one of those whose processes map it. None: for whom it has counted."""
@@ -255,6 +245,12 @@ class Placement:
         first, last = min(methods.values()), max(methods.values()) + LAST_METHOD_BYTES
         for symbol, offset in methods.items():
             table.set(slot << 8 | calls.BY_SYMBOL[symbol].id, (last - offset) << 32 | (offset - first))
+
+
+def _needs_slot(call: calls.Call) -> bool:
+    """Whether more has to be known of a function's file than where it is: which of its calls come from others, or how
+    tensors are read."""
+    return call.program == "torch" or call.shape is calls.Shape.ATTENTION
 
 
 def _throws(call: calls.Call) -> bool:

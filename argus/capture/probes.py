@@ -204,13 +204,13 @@ class TracedProcesses:
         """How each process's PyTorch is read: to be set before its files are probed."""
         return self.placement.layouts
 
-    def price_without_slots(self, files: Mapping[int, Iterable[Attachment]]) -> None:
-        """Which files that have no slot of their own each process maps: what their calls cost it."""
+    def price_without_slots(self, files: Mapping[int, Mapping[int, Attachment]]) -> None:
+        """Which files that have no slot of their own each process maps, by their ``id``: what their calls cost it."""
         of_owners: dict[int, dict[int, Attachment]] = {}
         for pid, of_process in files.items():
             if number := self.owners.number(pid):
-                of_owners.setdefault(number, {}).update((id(each), each) for each in of_process)
-        self._trap_prices.share({number: [*own.values()] for number, own in of_owners.items()})
+                of_owners.setdefault(number, {}).update(of_process)
+        self._trap_prices.share(of_owners)
 
     def follow_forks(self) -> None:
         """From now on the kernel lets children of traced processes through before they run: ``add_target`` may come
@@ -464,7 +464,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
         """
-        attachment = Attachment(library, pid, owner=owner, has_layout=_has_layout(library, *others))
+        attachment = Attachment(library, pid, owner=owner)
         by_program: dict[str, list[tuple[int, int]]] = {}
         try:
             self.placement.choose(attachment, by_program, code_of(library, *others), without, timed, owner, *users)
@@ -570,11 +570,11 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         if owners and attachment.owner not in owners:
             self.placement.links.hand_on(attachment)
 
-    def release(self, attachments: Collection[Attachment]) -> Closing:
+    def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         self._forget(attachments)
+        self._let_go_of(self._links_of(*attachments), attachments)
         self.placement.release(*attachments)
-        return self._let_go_of(self._links_of(*attachments), attachments)
 
     def _forget(self, attachments: Iterable[Attachment]) -> None:
         """Of a process that is ignored they may be gone already."""
@@ -671,14 +671,13 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         to."""
         self._add_closing(Closing([(0, both) for both in links]))
 
-    def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> Closing:
+    def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> None:
         """``gone``: these have no other links."""
-        return self._add_closing(Closing(_by_user(links), lambda: self.placement.links.give_back(*gone)))
+        self._add_closing(Closing(_by_user(links), lambda: self.placement.links.give_back(*gone)))
 
-    def _add_closing(self, new: Closing) -> Closing:
+    def _add_closing(self, new: Closing) -> None:
         with self._lock:
             self._closing = [*(closing for closing in self._closing if not closing.wait(0)), new]
-            return new
 
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
@@ -819,10 +818,6 @@ def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> B
             module.unload()
     assert failure is not None
     raise failure
-
-
-def _has_layout(*libraries: Library) -> bool:
-    return any(library.layout is not None for library in libraries)
 
 
 def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[Hashable, Links]]:

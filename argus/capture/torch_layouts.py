@@ -30,12 +30,14 @@ class TorchLayouts:
         """By process: of the files with PyTorch that it maps."""
         self._users: dict[FileKey, set[int]] = {}
         """Processes that map each."""
+        self._again: set[int] = set()
+        """Processes for which the table had no room."""
 
     def set(self, pid: int, layouts: Mapping[FileKey, Layout | None]) -> None:
         """What the files with PyTorch say that a process maps, those where its probes stand; no file: it maps none.
         ``forget`` the process when it has ended."""
         with self._lock:
-            if self._of.get(pid, {}) == layouts:
+            if self._of.get(pid, {}) == layouts and pid not in self._again:
                 return
             self._drop(pid)
             if layouts:
@@ -65,6 +67,7 @@ class TorchLayouts:
                     self._write(pid)
 
     def _drop(self, pid: int) -> None:
+        self._again.discard(pid)
         for key in self._of.pop(pid, ()):
             self._users[key].discard(pid)
             if not self._users[key]:
@@ -73,13 +76,18 @@ class TorchLayouts:
     def _write(self, pid: int) -> None:
         rows, place = np.zeros(records.TORCHES, records.TORCH), 0
         for key, layout in self._of.get(pid, {}).items():
-            if key not in self._slots or place == records.TORCHES:
+            if key not in self._slots:
                 continue
             counter = layout.group.counter if layout is not None and layout.group is not None else 0
             read = (layout.numel, counter, layout.sizes) if layout is not None else (0, 0, 0)
             rows[place] = *read, self._slots[key] + 1
             place += 1
-        if place:
-            self._table.set(pid, rows.tobytes())
-        else:
+            if place == records.TORCHES:
+                break
+        if not place:
             self._table.delete(pid)
+            return
+        try:
+            self._table.set(pid, rows.tobytes())
+        except OSError:  # the table is full: what the process calls is counted as of no known layout
+            self._again.add(pid)

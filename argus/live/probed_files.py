@@ -194,7 +194,6 @@ class ProbedFiles:
         # Who has very many files that lack probes does not have them gone through all the time.
         going = {owner for owner in self._due_at if not running or self._looks.may(owner)}
         gone_through = [target for target in users if target.identity.owner in going]
-        self._take_off(self._users.improve(gone_through, self.attached, self._twins))
         places, left_out = self._places(gone_through)
         # Decided for all files before the first is probed: that takes long, and probes cost the job meanwhile.
         fresh = {key: uses for (key, _), uses in places.items() if key not in self._shared}
@@ -214,8 +213,7 @@ class ProbedFiles:
             self._attach_one(place, places[place], running)
         if len(self._twins) != twins:
             self._users.note_layouts(gone_through, self._twins)
-        self._users.note_poor(gone_through, self.attached, self._twins)
-        self._users.settle(self.attached, places.keys() | self._attaching.under_way.keys())
+        self._users.price(gone_through, self.attached, self._twins)
         self._due_at = {owner: math.inf if owner in going else 0.0 for owner in self._due_at}
         self._count_missing(places, resting)
         self._count_left_out(left_out, {target.pid for target in users})
@@ -227,13 +225,6 @@ class ProbedFiles:
             if refused and (concerned & self.named if self.named else pids <= concerned):
                 raise refused[0][0]
         return self._changed
-
-    def _take_off(self, gone: Iterable[Attachment]) -> None:
-        """These have no probes any more, and get others. Files in which they stood, too, are looked at anew."""
-        if gone := list(gone):
-            keys, without = {each.library.key for each in gone}, set(map(id, gone))
-            self.attached = [each for each in self.attached if id(each) not in without]
-            self._twins = {key: of for key, of in self._twins.items() if of not in keys}
 
     def _decide(self, fresh: Mapping[FileKey, _Uses], running: bool) -> None:
         """Decides how files are probed that were not mapped before: for each target apart if another process maps them,
@@ -365,7 +356,6 @@ class ProbedFiles:
                 which = ", ".join(map(str, ended))
                 raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
             return
-        by_owner = self._users.in_order(place, by_owner)
         owner = self._on_whose_account(by_owner)
         # By another name it may be a file that is probed right now: it shows once that is done.
         users = {target.identity.owner[0] for _, target in uses}
@@ -393,7 +383,7 @@ class ProbedFiles:
         work = partial(
             probes.attach, use[0], pid, without=without, timed=timed, owner=owner, users=[*by_owner], others=others
         )
-        if self._attaching.go(place, self._users.after_old_probes(key, work), use):
+        if self._attaching.go(place, work, use):
             self._adopt(place)
 
     def _on_whose_account(self, by_owner: Mapping[Owner, tuple[Library, Target]]) -> Owner | None:
@@ -574,6 +564,4 @@ class ProbedFiles:
             released = set(map(id, gone))
             self.attached = [each for each in self.attached if id(each) not in released]
             self._session.probes.release(gone)
-            if any(each.lacks_slot for each in self.attached):  # there may be room for it now
-                self._due_at = dict.fromkeys(self._due_at, 0.0)
         self._users.retain(users, self.attached, self._twins)

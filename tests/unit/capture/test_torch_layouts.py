@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -68,3 +69,32 @@ def test_further_pytorches_of_a_process_are_not_known() -> None:
         layouts.give(("08:01", n, 1, 1), n)
     layouts.set(1, {("08:01", n, 1, 1): None for n in range(5)})
     assert np.frombuffer(rows[1], records.TORCH)["file"].tolist() == [1, 2]
+
+
+def test_a_full_table_costs_that_process_alone_until_there_is_room() -> None:
+    """It raised into the loop, and the process had none for good."""
+    room: list[int] = []
+    rows: dict[int, bytes] = {}
+
+    class Table:
+        def set(self, pid: int, row: bytes) -> None:
+            if pid not in room:
+                raise OSError(errno.E2BIG, "full")
+            rows[pid] = row
+
+        def delete(self, pid: int) -> bool:
+            return rows.pop(pid, None) is not None
+
+    layouts: Any = TorchLayouts(Table())  # type: ignore[arg-type]
+    key: Any = ("08:01", 1, 1, 1)
+    layouts.give(key, 9)
+    layouts.set(77, {key: None})
+    assert not rows
+    room.append(77)
+    layouts.set(77, {key: None})
+    assert rows.keys() == {77}
+    layouts.forget(77)
+    assert not rows
+    assert not (layouts._of)
+    assert not (layouts._users)
+    assert not (layouts._again)
