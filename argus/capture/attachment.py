@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, TypeVar
 
 from argus.capture.process.targets import Library
 from argus.model import calls
@@ -64,6 +65,8 @@ class Attachment:
         owner: User and container of a process that mapped the file first, or of another one since its own do not any
             more.
         owners: Those of all processes that map it now; empty: it is not known yet, or nobody does.
+        users: Users who map it. They share an account of the time and turns that their files take (``Patience``,
+            ``LateProbes``, ``Closing``), apart from those of other files of each.
         answers: Whether the last probes on the file came in time. While they have not, others are not waited for:
             ``LateProbes`` puts them on.
         unanswered: How often they did not, or were not waited for.
@@ -99,6 +102,7 @@ class Attachment:
     entry_prices: dict[int, int] = field(default_factory=dict)
     owner: Owner = UNKNOWN
     owners: frozenset[Owner] = frozenset()
+    users: frozenset[int] = field(init=False)
     answers: bool = True
     unanswered: int = 0
     unused: bool = False
@@ -113,6 +117,14 @@ class Attachment:
     lacks_slot: bool = False
     lacks_code: bool = False
     links_kept: int = 0
+
+    def __post_init__(self) -> None:
+        self.mapped_by(self.owners)
+
+    def mapped_by(self, owners: frozenset[Owner]) -> None:
+        """Takes who maps it now; nobody: it counts as its last owner's."""
+        self.owners = _the_same(owners)
+        self.users = _the_same(frozenset(user for user, _ in owners) or frozenset([self.owner[0]]))
 
     def entries_of(self, subject: Subject) -> dict[str, list[tuple[int, int]]]:
         """A subject's functions without their exits: programs with file offsets and cookies."""
@@ -166,13 +178,8 @@ class Attachment:
 
     @property
     def shared_by(self) -> frozenset[Owner]:
-        """Owners whose time and turns it may take: of those who map it one has to have some."""
+        """Those who map it, or its owner."""
         return self.owners or frozenset([self.owner])
-
-    @property
-    def users(self) -> frozenset[int]:
-        """Users who map it."""
-        return frozenset(user for user, _ in self.shared_by)
 
     @property
     def probes(self) -> int:
@@ -183,3 +190,12 @@ class Attachment:
         if not self.optional_points.get(subject):
             return None
         return any(self.optional_links.get(subject, ()))
+
+
+_Those = TypeVar("_Those", frozenset[int], frozenset[Owner])
+
+
+@lru_cache(512)
+def _the_same(those: _Those) -> _Those:
+    """One object for equal sets, which may be large: they are compared by their identity."""
+    return those

@@ -21,19 +21,18 @@ if TYPE_CHECKING:
     from argus.capture.probes import Probes
 
 MOST, MOST_OF_OWNER = 16, 2
-"""Files that are tried at one time, in all and of one owner: each holds a thread, maybe for ever. A user has at most as
-many as are left for others, whatever containers it makes, and one in any case, up to ``MOST_USERS``."""
+"""Files that are tried at one time, in all and of those who map them, as a set: each holds a thread, maybe for ever. Of
+its own, and of those that it shares, a user has at most as many as are left for others, whatever containers it makes,
+and one in any case, up to ``MOST_USERS``. A shared file is tried if that is so for one of its users."""
 MOST_USERS = 64
 MOST_SLOW_TO_GO = 8
-"""So many of an owner if they have answered so far, and only their last probes were slow to go."""
+"""So many of those if they have answered so far, and only their last probes were slow to go."""
 _Links = dict[Subject, tuple[list[int], list[int]]]
 
 
 @dataclass
 class _Trying:
     attachment: Attachment
-    owner: Owner
-    """Whose turn it takes, of those who map the file."""
     entries_only: frozenset[Subject]
     pulse: int
     """``Probes.pulse_turn`` when it began."""
@@ -76,8 +75,6 @@ class LateProbes:
             self._take(probes, trying)
         now = time.monotonic()
         tried = {id(each.attachment) for each in self._trying}
-        of_owner = Tally(each.owner for each in self._trying)
-        of_user = Tally(each.owner[0] for each in self._trying)
         waiting: list[Attachment] = []
         for attachment in probes.attachments:
             if attachment.answers or not attachment.late(0) or id(attachment) in tried:
@@ -87,17 +84,14 @@ class LateProbes:
                 continue
             if now >= attachment.again_at:
                 waiting.append(attachment)
+        turns = _Turns(each.attachment for each in self._trying)
         for attachment in in_turns(sorted(waiting, key=lambda each: each.again_at)):
-            owner = min(attachment.shared_by, key=lambda owner: (of_user[owner[0]], of_owner[owner], owner))
-            user, under_way = owner[0], len(self._trying)
-            may = of_user[user] < MOST - under_way or (not of_user[user] and under_way < MOST_USERS)
-            most = MOST_SLOW_TO_GO if attachment.slow_to_go else MOST_OF_OWNER
-            if may and of_owner[owner] < most:
-                self._try(probes, attachment, owner)
-                of_owner[owner] += 1
-                of_user[user] += 1
+            if turns.under_way >= MOST_USERS:
+                break
+            if turns.has(attachment) and self._try(probes, attachment):
+                turns.take(attachment)
 
-    def _try(self, probes: Probes, attachment: Attachment, owner: Owner) -> None:
+    def _try(self, probes: Probes, attachment: Attachment) -> bool:
         entries_only = frozenset(probes.entries_only)
         missing, pulse = _missing(probes, attachment), probes.pulse_turn
         lacks_pulse = probes.lacks_pulse(attachment)
@@ -116,8 +110,9 @@ class LateProbes:
             making = Aside(make, "argus-attach")
         except RuntimeError:  # no thread can be started
             attachment.again_at = time.monotonic() + SOON_S
-            return
-        self._trying.append(_Trying(attachment, owner, entries_only, pulse, lacks_pulse, making))
+            return False
+        self._trying.append(_Trying(attachment, entries_only, pulse, lacks_pulse, making))
+        return True
 
     def _take(self, probes: Probes, trying: _Trying) -> None:
         attachment = trying.attachment
@@ -146,14 +141,50 @@ class LateProbes:
         probes.write_prices([attachment])
 
 
+class _Turns:
+    """Who may have one more file tried. Whom that is refused has none until this one is forgotten.
+
+    Args:
+        tried: Files that are tried now.
+    """
+
+    def __init__(self, tried: Iterable[Attachment]) -> None:
+        self.under_way = 0
+        self._of_owners = Tally[frozenset[Owner]]()
+        self._of_user = Tally[tuple[int, bool]]()
+        """Those of its own, and those that it shares."""
+        self._refused: set[frozenset[int]] = set()
+        for each in tried:
+            self.take(each)
+
+    def has(self, attachment: Attachment) -> bool:
+        """Whether this file may be tried."""
+        users = attachment.users
+        if users in self._refused:
+            return False
+        most = MOST_SLOW_TO_GO if attachment.slow_to_go else MOST_OF_OWNER
+        if self._of_owners[attachment.shared_by] >= most:
+            return False
+        has = min(self._of_user[user, len(users) > 1] for user in users)
+        if has < MOST - self.under_way or (not has and self.under_way < MOST_USERS):
+            return True
+        self._refused.add(users)
+        return False
+
+    def take(self, attachment: Attachment) -> None:
+        """It is tried."""
+        self.under_way += 1
+        self._of_owners[attachment.shared_by] += 1
+        self._of_user.update((user, len(attachment.users) > 1) for user in attachment.users)
+
+
 def in_turns(attachments: Iterable[Attachment]) -> list[Attachment]:
-    """Of each user one file, then of each another one. One that several map comes with those of who has fewest."""
-    before = Tally[int]()
+    """Of each set of users one file, then of each another one."""
+    before = Tally[frozenset[int]]()
     turns: list[tuple[int, Attachment]] = []
     for each in attachments:
-        user = min(each.users, key=lambda user: (before[user], user))
-        turns.append((before[user], each))
-        before[user] += 1
+        turns.append((before[each.users], each))
+        before[each.users] += 1
     return [each for _, each in sorted(turns, key=lambda turn: turn[0])]
 
 

@@ -2,33 +2,40 @@
 
 A job needs the probes of all its files: a window that lacks one is none. So users have the time of a change one after
 the other, each whole or not at all; and who takes much has fewer changes, not parts of each. A file that several users
-map, as they do the driver's library, takes the time of that one of them who has most left: nobody's windows are up to
-the account of who mapped it first.
+map, as they do the driver's library, takes the time of an account that these users have together. So whoever has slow
+files of its own takes nothing from those that it shares with others, and whoever lets shared ones hang takes nothing
+from files of others alone.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from argus.capture.attachment import Attachment
 
 LONGEST_S, OF_USER_S, OF_FILE_S = 5.0, 2.0, 1.0
-"""One change takes no longer: in all; for the files of one user where there are several; for one file."""
+"""One change takes no longer: in all; for the files of an account where there are several users; for one file."""
 SAME_S = 0.1
 """Waits with less than that in between are of one change: probes go, and others come."""
 OF_LOOP, OF_USERS, SAVED_S = 0.2, 0.4, 1.0
-"""Share of the loop's time that a user's files may take where there are several users, and that of all of them
+"""Share of the loop's time that an account's files may take where there are several users, and that of all of them
 together; what each has saved of it. Of who is alone, it is what files take that do not answer. Who has taken more waits
 until that is made up for."""
 ANSWERS_S = 0.05
 """So much of the wait until probes are gone is free."""
 OF_CLOSINGS, CLOSING_S = 0.1, 0.1
 """Share of the loop's time for that; and one waits for so long in any case."""
-USERS = 1024
-"""Users who have taken time lately that are known."""
+ACCOUNTS, OF_A_USER = 1024, 16
+"""Accounts that have taken time lately, in all, and those that each of their users is part of: one more takes none."""
 _LEAST_S = 0.02
 """Who has less left is not waited for."""
+_LITTLE_S = 1e-6
+"""An account that lacks less lacks nothing."""
+Users = frozenset[int]
+"""Who map a file: the key of an account."""
 
 
 class Patience:
@@ -36,89 +43,123 @@ class Patience:
 
     Args:
         now: The clock.
+
+    Attributes:
+        training: Users who have ranks. Who else maps files does not make two of one who is alone; empty: it is not
+            known.
     """
 
     def __init__(self, now: Callable[[], float] = lambda: time.monotonic()) -> None:
         self._now = now
-        self._closed_at = now()
+        self.training: AbstractSet[int] = frozenset()
+        self._closed_at = self._filled_at = now()
         self._closing_s = SAVED_S
-        self._saved: dict[int, tuple[float, float]] = {}
-        """Of users who have taken time: what was left to them, and when."""
+        self._saved: dict[Users, float] = {}
+        """Of accounts that have taken time: what was left to them at ``_filled_at``, less what they took since."""
+        self._of_user = Tally[int]()
+        """Accounts of these that each user is part of."""
         self._several = False
-        self._share = OF_LOOP
         self._waited_at = now()
         self._left_s = LONGEST_S
         """Of this change."""
-        self._left_of: dict[int, float] = {}
-        """Of this change, of each user."""
-        self._resting: set[int] = set()
-        """Users who have none of this change."""
-        self._guests: set[int] = set()
-        """Users whose files nobody maps any more."""
+        self._left_of: dict[Users, float] = {}
+        """Of this change, of each account."""
+        self._resting: set[Users] = set()
+        """Accounts that have none of this change."""
+        self._blocked = Users()
+        """Their users: those of some of whose files it is not the turn need no others."""
+        self._guests: set[Users] = set()
+        """Accounts of files that nobody who trains maps."""
 
     def begin(self, attachments: Iterable[Attachment], among: Sequence[Attachment] = ()) -> list[Attachment]:
-        """A change begins. Returns the files in the order to go through them: those of users who have taken little time
-        come first, and of each user those that were not late. ``among``: all files, if others do not change."""
+        """A change begins. Returns the files in the order to go through them: those of accounts that have taken little
+        time come first, and of each account those that were not late. ``among``: all files, if others do not change."""
         files = list(attachments)
-        users = {user for each in (among or files) if not each.unused for user in each.users}
-        self._several = len(users) > 1
-        self._share = min(OF_LOOP, OF_USERS / max(len(users), 1))
-        saved = {user: self._saved_s(user) for user in {user for each in files for user in each.users}}
+        there = {each.users for each in (among or files) if not each.unused}
+        users = Users().union(*there)
+        training = self._those_who_train(users)
+        self._several = len(training) > 1
+        self._fill()
         self._begin_change()
-        for user in saved:
-            self._left_of.setdefault(user, OF_USER_S)
-        self._resting = {user for user, left_s in saved.items() if left_s <= 0}
-        self._guests = saved.keys() - users
-        payers = {id(each): max(each.users, key=lambda user: (saved[user], -user)) for each in files}
-        return sorted(files, key=lambda each: (-saved[payers[id(each)]], payers[id(each)], not each.answers))
+        accounts = {each.users for each in files}
+        saved = {account: self._saved.get(account, SAVED_S) for account in accounts}
+        for account in accounts:
+            self._left_of.setdefault(account, OF_USER_S)
+        self._resting = {account for account, left_s in saved.items() if left_s <= 0}
+        self._blocked = Users().union(*self._resting)
+        self._guests = {account for account in accounts if account not in there or training.isdisjoint(account)}
+        order = sorted(accounts, key=lambda account: (-saved[account], min(account), len(account)))
+        turns = {account: turn for turn, account in enumerate(order)}
+        return sorted(files, key=lambda each: (turns[each.users], not each.answers))
 
-    def _payer(self, attachment: Attachment) -> int:
-        """That user of a file who has most left."""
-        users = attachment.users
-        if len(users) == 1:
-            return next(iter(users))
-        return max(users, key=lambda user: (user not in self._resting, self._left(user), self._saved_s(user), -user))
+    def is_alone(self, attachments: Iterable[Attachment]) -> bool:
+        """Whether one user alone trains, of those who map files."""
+        return len(self._those_who_train(Users().union(*{each.users for each in attachments}))) == 1
 
-    def _left(self, user: int) -> float:
-        return self._left_of.get(user, 0.0) if self._is_bounded(user) else self._left_s
+    def _those_who_train(self, users: Users) -> Users:
+        return users & self.training or users
 
     def _begin_change(self) -> None:
         if self._now() - self._waited_at > SAME_S:
             self._left_s, self._left_of = LONGEST_S, {}
 
-    def _saved_s(self, user: int) -> float:
-        left_s, since = self._saved.get(user, (SAVED_S, 0.0))
-        return min(left_s + self._share * (self._now() - since), SAVED_S)
+    def _fill(self) -> None:
+        """Hands out time to accounts that lack some: what one does not need is for others."""
+        passed_s, self._filled_at = self._now() - self._filled_at, self._now()
+        weights = {account: self._weight(account) for account in self._saved}
+        needs = {account: min(SAVED_S - left_s, passed_s * OF_LOOP) for account, left_s in self._saved.items()}
+        left_s, weight = passed_s * OF_USERS, sum(weights.values())
+        for account in sorted(weights, key=lambda account: needs[account] / weights[account]):
+            gets_s = min(needs[account], left_s * weights[account] / weight)
+            left_s, weight = left_s - gets_s, weight - weights[account]
+            self._saved[account] += gets_s
+            if SAVED_S - self._saved[account] < _LITTLE_S:
+                self._forget(account)
+
+    def _weight(self, account: Users) -> float:
+        """What part of the time it has. One of several users has the less the more of them each of these is part of:
+        whoever makes many, with users that it has, takes nothing from others."""
+        return 1.0 if len(account) == 1 else 1 / max(min(self._of_user[user] for user in account) - 1, 1)
+
+    def _forget(self, account: Users) -> None:
+        del self._saved[account]
+        self._of_user -= Tally(account)
 
     def has_turn(self, attachment: Attachment) -> bool:
-        """Whether one of a file's users has anything of this change: else it waits until what they took is made up
-        for."""
-        return not attachment.users <= self._resting
+        """Whether a job that maps a file may have all of its files in this change: else it waits until what the
+        accounts took that have none is made up for."""
+        return not attachment.users <= self._blocked
 
-    def _is_bounded(self, user: int) -> bool:
-        return self._several or user in self._guests
+    def _is_bounded(self, account: Users) -> bool:
+        return self._several or account in self._guests
+
+    def _has_room(self, account: Users) -> bool:
+        return account in self._saved or any(self._of_user[user] < OF_A_USER for user in account)
 
     def seconds(self, attachment: Attachment) -> float:
         """How long a file may be waited for; 0: not at all."""
-        user = self._payer(attachment)
-        if user in self._resting:
+        account = attachment.users
+        if account in self._resting or not self._has_room(account):
             return 0.0
-        left_s = min(OF_FILE_S, self._left_s, self._left(user))
+        left_s = min(OF_FILE_S, self._left_s)
+        if self._is_bounded(account):
+            left_s = min(left_s, self._left_of.get(account, 0.0))
         return left_s if left_s >= _LEAST_S else 0.0
 
     def spend(self, attachment: Attachment, waited_s: float, *, came: bool) -> None:
         """A file was waited for. ``came``: for probes that are there now."""
-        user = self._payer(attachment)
+        account = attachment.users
         self._took(waited_s)
-        if user in self._left_of:
-            self._left_of[user] -= waited_s
-        if came and not self._is_bounded(user):
+        if account in self._left_of:
+            self._left_of[account] -= waited_s
+        if came and not self._is_bounded(account):
             return
-        left_s = max(self._saved_s(user) - waited_s, -LONGEST_S)  # nobody owes more than one change
-        self._saved.pop(user, None)
-        self._saved[user] = left_s, self._now()
-        if len(self._saved) > USERS:
-            del self._saved[next(iter(self._saved))]
+        if account not in self._saved:
+            self._of_user.update(account)
+        left_s = self._saved.pop(account, SAVED_S) - waited_s
+        self._saved[account] = max(left_s, -LONGEST_S)  # nobody owes more than one change
+        if len(self._saved) > ACCOUNTS:
+            self._forget(next(iter(self._saved)))
 
     def _took(self, waited_s: float) -> None:
         self._left_s -= waited_s

@@ -566,7 +566,9 @@ class Probes(TracedProcesses, Counts, PulseProbes):
 
     def mapped_by(self, attachment: Attachment, owners: frozenset[Owner]) -> None:
         """Takes who maps a file now. If its owner does not any more, it is another one's."""
-        attachment.owners = owners
+        if owners == attachment.owners:
+            return
+        attachment.mapped_by(owners)
         if owners and attachment.owner not in owners:
             self.placement.links.hand_on(attachment)
 
@@ -589,7 +591,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         closing = Closing(_by_user(links))
         gone = closing.wait(seconds)
         self._patience.spend_closing(time.monotonic() - begun, gone=gone)
-        if not gone and len({user for each in self.attachments for user in each.users}) == 1:
+        if not gone and self._patience.is_alone(self.attachments):
             seconds, begun = self._patience.closing_s(moving=True), time.monotonic()
             closing.wait_on(seconds)
             self._patience.spend_closing(time.monotonic() - begun, gone=True)

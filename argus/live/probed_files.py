@@ -434,7 +434,7 @@ class ProbedFiles:
             missing.refused(why, time.monotonic())
             return
         if (missing := self._missing.pop(place, None)) is not None and pid is None:
-            attachment.owners = missing.owners
+            attachment.mapped_by(missing.owners)
         # It may have been released meanwhile, and been decided anew: both at once would record every call twice.
         if self._shared.setdefault(key, pid is None) is not (pid is None):
             self._session.probes.release([attachment])
@@ -537,13 +537,15 @@ class ProbedFiles:
         Args:
             users: Processes that are there.
         """
-        owners: dict[FileKey, set[Owner]] = {}
+        files: dict[Owner, set[FileKey]] = {}
         for target in users:
-            for library in target.libraries:
-                owners.setdefault(library.key, set()).add(target.identity.owner)
-        for key in owners.keys() & self._twins.keys():
-            owners.setdefault(self._twins[key], set()).update(owners[key])
-        used = owners.keys()
+            files.setdefault(target.identity.owner, set()).update(library.key for library in target.libraries)
+        owners: dict[FileKey, list[Owner]] = {each.library.key: [] for each in self.attached if each.pid is None}
+        for owner, keys in files.items():
+            keys.update([self._twins[key] for key in keys & self._twins.keys()])
+            for key in keys & owners.keys():
+                owners[key].append(owner)
+        used = set[FileKey]().union(*files.values())
         there = {target.pid for target in users}
         for key in used:
             self._unused.pop(key, None)
@@ -552,7 +554,7 @@ class ProbedFiles:
         for each in self.attached:
             each.unused = each.pid is None and each.library.key in self._unused
             if each.pid is None:
-                self._session.probes.mapped_by(each, frozenset(owners.get(each.library.key, ())))
+                self._session.probes.mapped_by(each, frozenset(owners[each.library.key]))
         old = set(itertools.islice(self._unused, max(len(self._unused) - KEPT_FILES, 0)))
         gone = [each for each in self.attached if each.library.key in old or each.pid not in (None, *there)]
         for key in old:

@@ -107,7 +107,7 @@ class FakeProbes:
     def write_prices(self, new: Any = None) -> None: ...
 
     def mapped_by(self, attachment: Any, owners: frozenset[Owner]) -> None:
-        attachment.owners = owners
+        attachment.mapped_by(owners)
 
     def lacks_pulse(self, attachment: Any, call: int | None = None) -> bool:
         return False
@@ -1288,6 +1288,7 @@ def test_no_user_takes_all_turns_of_files_that_are_tried_again(users: int, kerne
     probes, late = probes_on([str(number) for number in range(40)], HOSTILE), LateProbes()
     for number, attachment in enumerate(probes.attachments):
         attachment.owner = HOSTILE[0], f"pid:[{number}]"
+        attachment.mapped_by(frozenset())
     for user in range(users):
         probes.attachments += probes_on([f"honest {user}"], (1000 + user, "")).attachments
     for attachment in probes.attachments:
@@ -1318,7 +1319,7 @@ def test_a_shared_file_has_its_turn_whoever_mapped_it_first(first: Owner, kernel
         late.go_on(probes)
         assert len(late._trying) == MOST_OF_OWNER
         shared = probes_on(["libcuda"], first).attachments[0]
-        shared.owners = frozenset([HONEST, HOSTILE])
+        shared.mapped_by(frozenset([HONEST, HOSTILE]))
         del shared.optional_links["launches"]
         shared.skip()
         probes.attachments.append(shared)
@@ -1564,7 +1565,7 @@ def test_a_file_that_does_not_answer_costs_no_other_user(users: int, monkeypatch
     clocked = Clocked(monkeypatch)
     clocked.held, clocked.takes_s = {"0"}, 0.045
     probes = without_probes([str(file) for file in range(9)], clocked)
-    probes.attachments[8].owner = (1000 + users - 1), ""
+    probes.attachments[8].mapped_by(frozenset([(1000 + users - 1, "")]))
     begun, missed, windows, waited_s = clocked.now, 0, 0, 0.0
     lost: Counter[int] = Counter()
     for _ in range(50):
@@ -1628,7 +1629,8 @@ def test_a_shared_file_is_not_up_to_who_mapped_it_first(first: Owner, monkeypatc
     clocked = Clocked(monkeypatch)
     probes = without_probes(["libcuda", "libnccl"], clocked)
     honest = list(probes.attachments)
-    honest[0].owner, honest[0].owners = first, frozenset([HONEST, HOSTILE])
+    honest[0].owner = first
+    honest[0].mapped_by(frozenset([HONEST, HOSTILE]))
     probes.attachments += without_probes(["h0", "h1", "h2"], clocked, HOSTILE).attachments
     clocked.held = {"h0", "h1", "h2"}
     begun, waited_s = clocked.now, 0.0
@@ -1641,7 +1643,8 @@ def test_a_shared_file_is_not_up_to_who_mapped_it_first(first: Owner, monkeypatc
         for each in probes.attachments:
             each.answered()
         clocked.now += 2.0
-    assert waited_s <= patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + 30 * 2 * clocked.takes_s
+    most_s = patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + patience.SAVED_S
+    assert waited_s <= most_s + 30 * 2 * clocked.takes_s
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -1653,7 +1656,7 @@ def test_time_of_files_that_nobody_shares_is_as_that_of_their_owners(seed: int) 
     files = [probes_on([str(n)], (draw.randrange(1000, 1004), "")).attachments[0] for n in range(12)]
     twins = [probes_on([str(n)], file.owner).attachments[0] for n, file in enumerate(files)]
     for file in twins:
-        file.owners = frozenset([file.owner, (file.owner[0], "pod")])
+        file.mapped_by(frozenset([file.owner, (file.owner[0], "pod")]))
     for _ in range(60):
         chosen = draw.sample(range(12), draw.randrange(1, 12))
         order = plain.begin([files[n] for n in chosen], files)
@@ -1663,7 +1666,7 @@ def test_time_of_files_that_nobody_shares_is_as_that_of_their_owners(seed: int) 
             seconds = plain.seconds(one)
             assert seconds == known.seconds(other)
             assert plain.has_turn(one) == known.has_turn(other)
-            assert plain._payer(one) == one.owner[0]
+            assert one.users == {one.owner[0]}
             waited_s, came = min(seconds, draw.choice([0.01, 0.2, 9.0])), draw.random() < 0.7
             clock.now += waited_s
             for waits, file in ((plain, one), (known, other)):
@@ -1685,7 +1688,7 @@ def test_no_user_pays_more_for_a_shared_file_than_for_its_own(seed: int, monkeyp
             probes = without_probes([str(file) for file in range(shared + own)], clocked)
             honest = list(probes.attachments)
             for file in honest[:shared]:
-                file.owners = frozenset([HONEST] if alone else [HONEST, HOSTILE])
+                file.mapped_by(frozenset([HONEST] if alone else [HONEST, HOSTILE]))
             hostile = without_probes([f"h{file}" for file in range(5)], clocked, HOSTILE).attachments
             clocked.held = {"h1", "h3"}
             probes.attachments += hostile
@@ -1700,6 +1703,178 @@ def test_no_user_pays_more_for_a_shared_file_than_for_its_own(seed: int, monkeyp
     assert whole[False] >= whole[True] >= 25
 
 
+OTHER: Owner = (1001, "")
+
+
+def shared_by(files: Iterable[Any], *owners: Owner) -> list[Any]:
+    chosen = list(files)
+    for file in chosen:
+        file.mapped_by(frozenset(owners))
+    return chosen
+
+
+def test_a_lock_on_shared_files_takes_no_time_of_others_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once one user's 2 s were used, each of the others paid as much: 5 s a change, and then their own files had no
+    turn in three windows."""
+    clocked = Clocked(monkeypatch)
+    clocked.takes_s = 0.01
+    probes = without_probes([f"shared {file}" for file in range(8)], clocked, HOSTILE)
+    shared = shared_by(probes.attachments, HONEST, OTHER, HOSTILE)
+    clocked.held = {each.library.open_path for each in shared}
+    own: list[Any] = []
+    for owner in (HONEST, OTHER):
+        own += without_probes([f"{owner[0]} {file}" for file in range(3)], clocked, owner).attachments
+    probes.attachments += own
+    begun = clocked.now
+    CHANGES["window"](probes)
+    assert clocked.now - begun <= patience.OF_USER_S + len(own) * clocked.takes_s + 0.001
+    assert list(map(id, probes.lacking)) == list(map(id, shared))
+    end(probes._window)
+    clocked.held.clear()
+    whole = whole_windows(probes, clocked, 12, 2.0)
+    assert whole[HONEST[0]] == whole[OTHER[0]] >= 9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_users_that_share_files_in_all_ways_take_no_time_of_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set of users has an account: six users have 63, and all together no more of the loop's time than others."""
+    draw, clocked = random.Random(seed), Clocked(monkeypatch)
+    probes = without_probes([f"own {file}" for file in range(6)], clocked, HONEST)
+    honest = [*probes.attachments, *without_probes(["libcuda"], clocked, HONEST).attachments]
+    shared_by(honest[-1:], HONEST, OTHER)
+    users = [(2000 + user, "") for user in range(6)]
+    hostile = without_probes([f"held {file}" for file in range(200)], clocked, HOSTILE).attachments
+    for file in hostile:
+        shared_by([file], *draw.sample(users, draw.randrange(1, 7)))
+    clocked.held = {each.library.open_path for each in hostile}
+    probes.attachments = [*hostile, *honest]
+    begun, waited_s = clocked.now, 0.0
+    for _ in range(200):
+        before = clocked.now
+        CHANGES["window"](probes)
+        waited_s += clocked.now - before - len(honest) * clocked.takes_s
+        assert clocked.now - before <= patience.LONGEST_S + 0.001
+        assert not {*map(id, honest)} & {*map(id, probes.lacking)}
+        end(probes._window)
+        for each in probes.attachments:
+            each.answered()
+        clocked.now += 4.0
+    most = patience.OF_A_USER * len(users)
+    assert len(probes._patience._saved) <= most + 2
+    assert waited_s <= patience.OF_USERS * (clocked.now - begun) + most * (patience.OF_USER_S + patience.SAVED_S)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_accounts_are_filled_as_a_simple_count_says(seed: int) -> None:
+    """Of all that lack some, in small parts: none has more than it needs, nor than a fifth of the time."""
+    draw, clock = random.Random(seed), SimpleNamespace(now=1000.0)
+    waits, passed_s = Patience(lambda: clock.now), draw.choice([0.5, 2.0])
+    accounts = [frozenset(draw.sample(range(5), draw.randrange(1, 4))) for _ in range(draw.randrange(1, 8))]
+    for account in dict.fromkeys(accounts):
+        waits._saved[account] = draw.uniform(-5, 0.99)
+        waits._of_user.update(account)
+    before = dict(waits._saved)
+    many = Counter(user for account in before for user in account)
+    weights = {a: 1.0 if len(a) == 1 else 1 / max(min(many[user] for user in a) - 1, 1) for a in before}
+    expected, left_s, parts = dict(before), passed_s * patience.OF_USERS, 20_000
+    for _ in range(parts):
+        needy = {
+            a: weights[a]
+            for a in before
+            if expected[a] < patience.SAVED_S and expected[a] - before[a] < passed_s * patience.OF_LOOP
+        }
+        for account, weight in needy.items():
+            expected[account] += left_s / parts * weight / sum(needy.values())
+    clock.now += passed_s
+    waits._fill()
+    for account in before:
+        assert waits._saved.get(account, patience.SAVED_S) == pytest.approx(expected[account], abs=0.002)
+    assert waits._of_user == Counter(user for account in waits._saved for user in account)
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_shared_files_that_hang_take_no_turn_of_others_own(hang: bool, kernel: Kernel) -> None:
+    """Two of each user's turns were taken: its own file was never tried again."""
+    probes, late = probes_on([f"shared {file}" for file in range(8)], HONEST), LateProbes()
+    shared_by(probes.attachments, HONEST, OTHER, HOSTILE)
+    own = probes_on(["own"], OTHER).attachments[0]
+    for attachment in [*probes.attachments, own]:
+        attachment.optional_links.pop("launches")
+        attachment.skip()
+    if hang:
+        kernel.free.clear()
+    try:
+        late.go_on(probes)
+        assert len(late._trying) == MOST_OF_OWNER
+        probes.attachments.append(own)
+        late.go_on(probes)
+        assert own in [each.attachment for each in late._trying]
+    finally:
+        kernel.free.set()
+        join(late)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_users_that_share_files_in_all_ways_leave_turns_for_others(seed: int, kernel: Kernel) -> None:
+    draw = random.Random(seed)
+    users = [(2000 + user, "") for user in range(6)]
+    probes, late = probes_on([f"held {file}" for file in range(200)], HOSTILE), LateProbes()
+    for file in probes.attachments:
+        shared_by([file], *draw.sample(users, draw.randrange(1, 7)))
+    honest = probes_on(["own", "libcuda"], HONEST).attachments
+    shared_by(honest[1:], HONEST, OTHER)
+    probes.attachments += honest
+    for attachment in probes.attachments:
+        attachment.optional_links.pop("launches")
+        attachment.skip()
+    kernel.free.clear()
+    try:
+        for _ in range(3):
+            late.go_on(probes)
+            tried = [each.attachment for each in late._trying]
+            assert len(tried) <= MOST + 2 * len(users)
+            assert {id(each) for each in honest} <= {id(each) for each in tried}
+    finally:
+        kernel.free.set()
+        join(late)
+
+
+def test_a_file_of_many_users_is_looked_at_once(kernel: Kernel) -> None:
+    """Twenty times a second all users of all files were gone through."""
+
+    class Counted(frozenset[int]):
+        gone_through = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Counted.gone_through += 1
+            return super().__iter__()
+
+    probes, late, owners = probes_on(map(str, range(300)), HONEST), LateProbes(), [(user, "") for user in range(256)]
+    users = Counted(user for user, _ in owners)
+    for attachment in shared_by(probes.attachments, *owners):
+        assert attachment.users is probes.attachments[0].users
+        attachment.optional_links.pop("launches")
+        attachment.skip()
+    for attachment in probes.attachments:
+        attachment.users = users
+    kernel.free.clear()
+    try:
+        for _ in range(3):
+            Counted.gone_through = 0
+            late.go_on(probes)
+            assert len(late._trying) == MOST_OF_OWNER
+            assert Counted.gone_through <= 3 * MOST_OF_OWNER + 1
+        Counted.gone_through = 0
+        waits = Patience(lambda: 1000.0)
+        for file in waits.begin(probes.attachments):
+            assert waits.has_turn(file) == (waits.seconds(file) > 0)
+            waits.spend(file, 0.0, came=False)
+        assert Counted.gone_through <= 2 * 300 + 10, "whether it has room, and a turn, may be asked of each file"
+    finally:
+        kernel.free.set()
+        join(late)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_who_maps_a_file_is_known(seed: int, clock: SimpleNamespace) -> None:
     """It is another one's once its owner's processes do not map it any more."""
@@ -1708,7 +1883,7 @@ def test_who_maps_a_file_is_known(seed: int, clock: SimpleNamespace) -> None:
     handed: list[Any] = []
 
     def mapped_by(attachment: Any, owners: frozenset[Owner]) -> None:
-        attachment.owners = owners
+        attachment.mapped_by(owners)
         if owners and attachment.owner not in owners:
             attachment.owner = min(owners)
             handed.append(attachment)
@@ -1882,12 +2057,12 @@ def test_no_user_takes_the_time_of_another(seed: int, monkeypatch: pytest.Monkey
 
 def test_users_who_have_taken_time_are_forgotten() -> None:
     waits = Patience(lambda: 1000.0)
-    for user in range(2 * patience.USERS):
+    for user in range(2 * patience.ACCOUNTS):
         (file,) = probes_on(["a"], (user, "")).attachments
         waits.begin([file])
         waits.spend(file, 0.5, came=False)
-    assert len(waits._saved) == patience.USERS
-    assert min(waits._saved) == patience.USERS
+    assert len(waits._saved) == len(waits._of_user) == patience.ACCOUNTS
+    assert min(map(min, waits._saved)) == patience.ACCOUNTS
 
 
 def test_what_does_not_close_takes_no_time_of_what_is_probed() -> None:
@@ -1950,7 +2125,7 @@ def test_files_that_answer_have_all_their_probes(seed: int, monkeypatch: pytest.
     clocked = Clocked(monkeypatch)
     probes = without_probes([str(number) for number in range(draw.randrange(1, 25))], clocked)
     for attachment in probes.attachments:
-        attachment.owner = draw.choice([HONEST, HOSTILE])
+        attachment.mapped_by(frozenset([draw.choice([HONEST, HOSTILE])]))
     assert probes.attach_optional("launches") == probes.unanswered == 0
     assert all(map(all, (each.optional_links["launches"] for each in probes.attachments)))
 
@@ -2135,7 +2310,7 @@ def test_a_shared_file_s_probes_go_whatever_else_hangs_of_who_mapped_it_first(ha
     """They waited behind those of its own files."""
     probes = with_windows([f"held {file}" for file in range(100)], HOSTILE)
     shared = with_windows(["libcuda"], HOSTILE).attachments[0]
-    shared.owners = frozenset([HONEST, HOSTILE])
+    shared.mapped_by(frozenset([HONEST, HOSTILE]))
     probes.attachments.append(shared)
     hanging.paths = {each.library.open_path for each in probes.attachments} - {"libcuda"}
     window = probes.open_window(["launches"], 0.0)

@@ -77,7 +77,7 @@ def test_links_of_a_file_are_those_of_an_owner_who_maps_it(seed: int) -> None:
     there = [each for owner in owners for each in taken(room, owner, draw.randrange(1, 4))]
     for _ in range(40):
         file = draw.choice(there)
-        file.owners = frozenset(draw.sample(owners, draw.randrange(1, 3)))
+        file.mapped_by(frozenset(draw.sample(owners, draw.randrange(1, 3))))
         before = {owner: sum(each.links_kept for each in there if each.owner == owner) for owner in owners}
         if file.owner not in file.owners:
             room.hand_on(file)
