@@ -16,7 +16,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, get_args
 
@@ -671,7 +671,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
     def let_go(self, links: list[Links]) -> None:
         """Closes links of one file, on a thread: each close waits for a grace period of the kernel, and nobody needs
         to."""
-        self._add_closing(Closing([(0, both) for both in links]))
+        self._add_closing(Closing([(frozenset(), both) for both in links]))
 
     def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> None:
         """``gone``: these have no other links."""
@@ -822,7 +822,7 @@ def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> B
     raise failure
 
 
-def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[Hashable, Links]]:
+def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[frozenset[int], Links]]:
     """Those of a file that several users map do not wait for what one of them has besides."""
     return [(attachment.users, both) for attachment, both in links]
 

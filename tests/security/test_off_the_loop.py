@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -234,7 +235,7 @@ def test_probes_that_come_late_are_not_waited_for_and_taken_away() -> None:
 
 def test_probes_that_do_not_go_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     go, gone = threading.Event(), threading.Event()
-    assert Closing([(0, ([os.memfd_create("argus-test")], []))]).wait(10)
+    assert Closing([(frozenset(), ([os.memfd_create("argus-test")], []))]).wait(10)
 
     def close(_: object) -> list[OSError]:
         go.wait(30)
@@ -242,7 +243,7 @@ def test_probes_that_do_not_go_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
         return []
 
     monkeypatch.setattr(links, "_close_all", close)
-    closing = Closing([(0, ([3], []))])
+    closing = Closing([(frozenset(), ([3], []))])
     assert not closing.wait(0.05)
     assert not closing.closed(0)
     go.set()
@@ -261,9 +262,10 @@ def test_probes_that_do_not_go_keep_no_others_from_it(monkeypatch: pytest.Monkey
         return []
 
     monkeypatch.setattr(links, "_close_all", close)
-    held = [(1, ([10_000 + n], [20_000 + n])) for n in range(5 * CLOSERS)]
-    same = [(2, ([30_000], [31_000])), *((2, ([100 + n], [200 + n])) for n in range(8))]
-    other = [(3, ([1000, 1001, 1002], [2000])), (3, ([], [2001]))]
+    one, two, three = frozenset([1]), frozenset([2]), frozenset([1, 3])
+    held = [(one, ([10_000 + n], [20_000 + n])) for n in range(5 * CLOSERS)]
+    same = [(two, ([30_000], [31_000])), *((two, ([100 + n], [200 + n])) for n in range(8))]
+    other = [(three, ([1000, 1001, 1002], [2000])), (three, ([], [2001]))]
     before = threading.active_count()
     closing = Closing([*held, *same, *other])
     try:
@@ -282,6 +284,32 @@ def test_probes_that_do_not_go_keep_no_others_from_it(monkeypatch: pytest.Monkey
     assert len(closed) == 2 * len(held) + 2 * len(same) + 5
 
 
+@pytest.mark.parametrize(("users", "number"), [(1, 2000), (4, 2000), (8, 2000), (12, 4096), (100, 4096)])
+def test_threads_that_close_are_bounded_however_users_share_files(
+    users: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each set of users had four: 12 users had 4,096."""
+    draw, begun = random.Random(users), list[partial[None]]()
+    monkeypatch.setattr(links, "Aside", lambda work, name: begun.append(work))
+    sets = [frozenset([user]) for user in range(users)]
+    sets += [frozenset(draw.sample(range(users), draw.randrange(1, users + 1))) for _ in range(number - users)]
+    closing = Closing([(each, ([n], [])) for n, each in enumerate(sets)])
+    assert CLOSERS // 2 <= len(begun) <= CLOSERS + users
+    monkeypatch.undo()
+    monkeypatch.setattr(links, "_close_all", lambda some: [])
+    hang = next(work.args[0] for work in begun if 0 in work.args[0])
+    for work in begun:
+        if work.args[0] is not hang:
+            work()
+    assert {sets[number] for number in closing._left} == {frozenset([0])}, "they keep no others from it"
+    for work in begun:
+        work()
+    assert closing.wait(10)
+
+
+SIZES = [0, 1, 3, 100]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_of_each_file_entries_are_closed_before_exits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
@@ -289,7 +317,7 @@ def test_of_each_file_entries_are_closed_before_exits(seed: int, monkeypatch: py
     monkeypatch.setattr(links, "_close_all", lambda some: closed.extend(some) or [])
     numbers = iter(range(100_000))
     files = [
-        (draw.randrange(4), tuple([next(numbers) for _ in range(draw.choice([0, 1, 3, 100]))] for _ in range(2)))
+        (frozenset([draw.randrange(4)]), tuple([next(numbers) for _ in range(draw.choice(SIZES))] for _ in range(2)))
         for _ in range(draw.choice([0, 1, 3, 200]))
     ]
     closing = Closing(files)  # type: ignore[arg-type]
@@ -306,7 +334,7 @@ import os, sys, time
 from types import SimpleNamespace
 from argus.capture.kernel import links
 links.os = SimpleNamespace(close=lambda fd: time.sleep(60))
-assert not links.Closing([(0, ([3], []))]).wait(0.1)
+assert not links.Closing([(frozenset(), ([3], []))]).wait(0.1)
 """
 
 

@@ -194,7 +194,7 @@ def test_links_are_closed_however_few_threads_there_may_be(
     """What did not begin was never closed, and a window whose closing did not begin was the last one."""
     threads, ended = FewThreads(monkeypatch, may), list[bool]()
     links = [list(range(1000 * n, 1000 * n + number)) for n, number in enumerate(numbers, 1)]
-    closing = Closing([(0, (each, [])) for each in links], lambda: ended.append(True))
+    closing = Closing([(frozenset(), (each, [])) for each in links], lambda: ended.append(True))
     if not may:
         assert not closing.wait(0)
         assert kernel.closed == []
@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_closed_costs_only_itself(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("argus.capture.kernel.links._close_all", close)
     FewThreads(monkeypatch, 1)
-    closing = Closing([(0, ([number], [])) for number in range(5)], lambda: ended.append(True))
+    closing = Closing([(frozenset(), ([number], [])) for number in range(5)], lambda: ended.append(True))
     assert closing.wait(10)
     assert (closed, ended) == ([0, 2, 3, 4], [True])
 

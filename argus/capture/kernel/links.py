@@ -29,8 +29,10 @@ PATIENCE_S = 5.0
 
 STEADY_S = 0.5
 """Files that are closed later than that after one another are not waited for."""
-CLOSERS, LEAST_CLOSERS = 64, 4
-"""Threads that close links: in all, and of a user, however many there are."""
+CLOSERS = 64
+"""Threads that close links, in all: each set of users that share files has as many as another. Each user has one for
+its own files, however many there are."""
+Users = frozenset[int]
 Links = tuple[list[int], list[int]]
 """Descriptors that hold probes at entries and at exits."""
 
@@ -122,14 +124,14 @@ class Closing:
     links of other users from it, and of the same file only those at exits.
 
     Args:
-        files: A user, or those who share a file, and links of one file, each.
+        files: Users who share a file, and its links, each.
         then: Called once all are closed.
 
     Attributes:
         moved_ns: When the last file was closed so far, CLOCK_MONOTONIC; 0: none was.
     """
 
-    def __init__(self, files: Sequence[tuple[Hashable, Links]], then: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, files: Sequence[tuple[Users, Links]], then: Callable[[], None] = lambda: None) -> None:
         self._then = then
         self.moved_ns = 0
         self._links = [links for _, links in files]
@@ -137,14 +139,17 @@ class Closing:
         self._lock, self._over = threading.Lock(), threading.Event()
         self._failures: list[OSError] = []
         self._not_begun = deque[Callable[[], None]]()
-        of_user: dict[Hashable, deque[int]] = {}
-        for number, (user, _) in enumerate(files):
-            of_user.setdefault(user, deque()).append(number)
+        of_users: dict[Hashable, deque[int]] = {}
+        several = len({users for users, _ in files}) > CLOSERS
+        for number, (users, _) in enumerate(files):
+            # Where they are many, those of several users wait for others of the same first one.
+            key = min(users) % CLOSERS if several and len(users) > 1 else users
+            of_users.setdefault(key, deque()).append(number)
         if not files:
             then()
             self._over.set()
-        most = max(CLOSERS // max(len(of_user), 1), LEAST_CLOSERS)
-        for numbers in of_user.values():
+        most = max(CLOSERS // max(len(of_users), 1), 1)
+        for numbers in of_users.values():
             at_once = max(most // len(numbers), 1)
             self._begin(partial(self._go_on, numbers, at_once), min(len(numbers), most))
 
@@ -222,7 +227,7 @@ def close_links(links: Sequence[Links]) -> None:
     Raises:
         OSError: One of them could not be closed. The others are.
     """
-    Closing([(0, both) for both in links]).result()
+    Closing([(Users(), both) for both in links]).result()
 
 
 def _close_at_once(links: Sequence[int], at_once: int) -> list[OSError]:
