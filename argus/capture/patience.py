@@ -72,8 +72,9 @@ class Patience:
         """Accounts of files that nobody who trains maps."""
 
     def begin(self, attachments: Iterable[Attachment], among: Sequence[Attachment] = ()) -> list[Attachment]:
-        """A change begins. Returns the files in the order to go through them: those of accounts that have taken little
-        time come first, and of each account those that were not late. ``among``: all files, if others do not change."""
+        """A change begins. Returns the files in the order to go through them: those that somebody maps who trains come
+        first, of these those of accounts that have taken little time, and of each account those that were not late.
+        ``among``: all files, if others do not change."""
         files = list(attachments)
         there = {each.users for each in (among or files) if not each.unused}
         users = Users().union(*there)
@@ -88,7 +89,8 @@ class Patience:
         self._resting = {account for account, left_s in saved.items() if left_s <= 0}
         self._blocked = Users().union(*self._resting)
         self._guests = {account for account in accounts if account not in there or training.isdisjoint(account)}
-        order = sorted(accounts, key=lambda account: (-saved[account], min(account), len(account)))
+        guests = self._guests
+        order = sorted(accounts, key=lambda each: (each in guests, -saved[each], min(each), len(each)))
         turns = {account: turn for turn, account in enumerate(order)}
         return sorted(files, key=lambda each: (turns[each.users], not each.answers))
 

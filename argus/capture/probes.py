@@ -16,7 +16,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Final, get_args
 
@@ -571,6 +571,10 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         attachment.mapped_by(owners)
         if owners and attachment.owner not in owners:
             self.placement.links.hand_on(attachment)
+
+    def trains(self, users: Set[int]) -> None:
+        """Takes which users have ranks: who else maps files does not count where one may be alone."""
+        self._patience.training = users
 
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""

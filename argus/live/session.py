@@ -179,9 +179,11 @@ class Session:
         return self._roster is not None and bool(self._roster.attached or self.options.children)
 
     def fill_look_ups(self, now: float) -> None:
-        """Gives each owner its part of the time for look-ups, ``time.monotonic()``."""
+        """Gives each owner its part of the time for look-ups, ``time.monotonic()``. Has the probes know who trains."""
         jobs = {job.owner for job in self.jobs if not job.over_since}
         self.several = len(jobs) > 1
+        if self._probes is not None:
+            self._probes.trains({user for user, _ in jobs})
         candidates = [] if self._roster is None else self._roster.candidates()
         self.look_ups.fill({UNKNOWN, *jobs, *(target.identity.owner for target in candidates)}, now)
 

@@ -1735,6 +1735,39 @@ def test_a_lock_on_shared_files_takes_no_time_of_others_own(monkeypatch: pytest.
     assert whole[HONEST[0]] == whole[OTHER[0]] >= 9
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_who_maps_files_without_ranks_is_nobody_beside_who_is_alone(
+    held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle process of root's that maps one of them took each of 30 windows: 3 s of files that answer, 2 s for two
+    users. If files of its own hang they hold a change for 2 s at most, and of the loop's time a fifth."""
+    clocked = Clocked(monkeypatch)
+    clocked.takes_s = 0.09
+    probes = without_probes([f"own {file}" for file in range(30)], clocked, HONEST)
+    files, root = list(probes.attachments), (0, "")
+    shared_by(files[:1], HONEST, root)
+    if held:
+        probes.attachments += without_probes([f"root {file}" for file in range(5)], clocked, root).attachments
+        clocked.held = {each.library.open_path for each in probes.attachments[30:]}
+    probes.trains({HONEST[0]})
+    whole, begun, waited_s = 0, clocked.now, 0.0
+    for _ in range(30):
+        before = clocked.now
+        CHANGES["window"](probes)
+        waited_s += clocked.now - before - 30 * clocked.takes_s
+        whole += not {*map(id, files)} & {*map(id, probes.lacking)}
+        end(probes._window)
+        for each in probes.attachments:
+            each.answered()
+        clocked.now += 2.0
+    assert whole == 30
+    assert waited_s <= patience.OF_LOOP * (clocked.now - begun) + patience.OF_USER_S + patience.SAVED_S
+    probes.trains({HONEST[0], root[0]})
+    clocked.held.clear()
+    clocked.now += 100.0
+    assert whole_windows(probes, clocked, 1)[HONEST[0]] == 0, "where both have ranks it has 2 s"
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_users_that_share_files_in_all_ways_take_no_time_of_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each set of users has an account: six users have 63, and all together no more of the loop's time than others."""
