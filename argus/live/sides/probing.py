@@ -468,7 +468,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             job.note_queues()
             had = id(job) not in self._left_out
             if not self._of_pulse:
-                self.had.add(job, "samples" if sample else "windows", window.end_ns - window.begin_ns, had=had)
+                self._add_window(job, "samples" if sample else "windows", window, had=had)
             if not had:
                 continue
             job.sampled.end(window.end_ns)
@@ -621,6 +621,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Drops what is kept of a job that is over."""
         self._jobs.pop(id(job), None)
         self._forget_early(id(job))
+        self._sum_up(job)
 
 
 def _left_out(lacking: Collection[Attachment], session: Session) -> set[int]:

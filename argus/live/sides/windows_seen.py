@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -58,6 +59,24 @@ class WindowsHad:
         return old
 
 
+@dataclass
+class _Calls:
+    """A job's calls of a subject in windows.
+
+    Attributes:
+        inside: How many were seen in those that it had.
+        had_ns, all_ns: How long these were, and all since it began.
+    """
+
+    inside: int = 0
+    had_ns: int = 0
+    all_ns: int = 0
+
+    def in_all(self) -> float:
+        """How many it made in all windows, as far as is known."""
+        return self.inside * self.all_ns / self.had_ns if self.had_ns else float(self.inside)
+
+
 _SIGNALS: dict[str, tuple[Subject, ...]] = {
     "ranges": ("ranges",),
     "nvtx": ("nvtx",),
@@ -85,7 +104,9 @@ class WindowsSeen(Side):
         self._gone: Tally[str] = Tally()
         """Calls that were seen while probes came or went, and are in no window."""
         self._in_all_windows: dict[str, float] = dict.fromkeys(get_args(Subject), 0.0)
-        """Calls in windows, as if each job had had all of them."""
+        """Calls of jobs that are over in windows, as if each had had all of them."""
+        self._of_jobs: WeakKeyDictionary[Job, dict[str, _Calls]] = WeakKeyDictionary()
+        """Of the others."""
         self._windows: deque[tuple[Window, Collection[int]]] = deque(maxlen=8)
         """The last ones, and jobs of which not all was seen in them (their ``id``)."""
         self._shown = Plan()
@@ -157,8 +178,21 @@ class WindowsSeen(Side):
             if id(job) not in left_out:
                 inside |= (late >= window.begin_ns) & (late < (window.end_ns or 1 << 62))
         self._in_windows[subject] += int(inside.sum())
-        self._in_all_windows[subject] += float(inside.sum()) / max(self.had.share(job, "windows"), LEAST_SHARE)
+        self._of_jobs.setdefault(job, {}).setdefault(subject, _Calls()).inside += int(inside.sum())
         self._gone[subject] += len(late) - int(inside.sum())
+
+    def _add_window(self, job: Job, kind: Kind, window: Window, *, had: bool) -> None:
+        """A window is over. ``had``: nothing of the job's was lacking in it."""
+        window_ns = window.end_ns - window.begin_ns
+        self.had.add(job, kind, window_ns, had=had)
+        for subject in window.subjects if kind == "windows" else ():
+            calls = self._of_jobs.setdefault(job, {}).setdefault(subject, _Calls())
+            calls.had_ns, calls.all_ns = calls.had_ns + window_ns * had, calls.all_ns + window_ns
+
+    def _sum_up(self, job: Job) -> None:
+        """A job is over: its calls stay in the sums."""
+        for subject, calls in self._of_jobs.pop(job, {}).items():
+            self._in_all_windows[subject] += calls.in_all()
 
     def describe(self, counts: Mapping[Subject, int], now_ns: int, started_ns: int) -> list[str]:
         """What was seen in windows, in lines for people.
@@ -174,6 +208,7 @@ class WindowsSeen(Side):
                 continue
             thinned_ns, on_ns = max(now_ns - since, 1), self.on_ns[subject]
             inside, in_all = self._in_windows[subject], self._in_all_windows[subject]
+            in_all += sum(of_job[subject].in_all() for of_job in self._of_jobs.values() if subject in of_job)
             had_ns = on_ns * (inside / in_all if in_all else self._mean_share())
             share = min((max(since - started_ns, 0) + had_ns) / max(now_ns - started_ns, 1), 1.0)
             # While it is seen the job makes fewer of them.

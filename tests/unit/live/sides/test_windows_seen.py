@@ -109,6 +109,47 @@ def test_a_job_that_lost_windows_has_seen_less(monkeypatch: pytest.MonkeyPatch) 
     assert made == pytest.approx(2 * 60 * 400, rel=0.05)
 
 
+def made(text: str) -> int:
+    return int(text.split("about ")[1].split()[0].replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("lost", "had"), [(1, 20), (3, 30), (30, 30), (100, 64), (0, 60)], ids=lambda number: str(number)
+)
+@pytest.mark.parametrize("over", [False, True])
+def test_what_was_made_is_extrapolated_by_the_windows_that_a_job_had(
+    lost: int, had: int, over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was divided by the share of the last windows as it was when calls were drained, before this one was counted:
+    with one lost and 20 had it was four times too much. A job that is over counts all the same."""
+    node = Node(monkeypatch, jobs=1)
+    node.side.plan = Plan((Rung.LAUNCHES,), duty=0.25, length_s=0.1, period_s=0.4)
+    node.files.append(Attachment(SimpleNamespace(), None))  # type: ignore[arg-type]  # others' windows begin
+    for _ in range(lost):
+        node.turn(0, calls=0)
+    for _ in range(had):
+        node.turn()
+    if over:
+        node.side.forget(node.jobs[0])
+    assert made(node.text()) == pytest.approx((lost + had) * 400, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_was_made_is_as_a_simple_count_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, node = random.Random(seed), Node(monkeypatch, jobs=3)
+    inside, windows, turns = [0, 0, 0], [0, 0, 0], draw.randrange(20, 90)
+    for _ in range(turns):
+        lacking = draw.sample(range(3), draw.choice([0, 0, 1, 2]))
+        node.turn(*lacking, calls=2 * draw.randrange(100))
+        _, left_out = node.side._windows[-1]
+        assert left_out == {id(node.jobs[number]) for number in lacking}
+        for number, job in enumerate(node.jobs):
+            windows[number] += number not in lacking
+            inside[number] = node.side._of_jobs[job]["launches"].inside
+    expected = sum(of_job * turns / had for of_job, had in zip(inside, windows, strict=True))
+    assert made(node.text()) == pytest.approx(expected * 4, rel=0.01)
+
+
 def test_windows_that_could_not_begin_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """One user alone, whose files have taken their time."""
     node = Node(monkeypatch, jobs=1)
