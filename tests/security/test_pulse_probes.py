@@ -482,6 +482,49 @@ def test_a_pulse_that_is_not_known_is_looked_for_where_all_is_seen(
     assert len(steps.fed) > 1000
 
 
+def test_a_job_that_idles_makes_no_searches_longer(
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that called nothing for 120 s had failed 15 times, and that was never forgotten: later windows of all jobs
+    were 1 s each."""
+    probes, clock = pulsed(["0", "1"]), SimpleNamespace(ns=10**9)
+    side, ((job, state), (other, hostile)) = a_side(probes, clock, monkeypatch)
+    probes.prices_of = lambda files: SimpleNamespace(entry=np.full(256, 100.0))
+    for each in (job, other):
+        side._session.roster.jobs.append(each)
+        monkeypatch.setattr(each, "note_queues", lambda: None)
+        monkeypatch.setattr(each, "begin_pulses", lambda *_: None)
+    probes.set_pulse(())
+    draw = random.Random(1)
+    for each in (state, hostile):
+        each.end(clock.ns)
+        each.pulse = None
+    side.apply(Plan(), 1.0)
+
+    def pass_time(turns: int, *, idle: bool) -> int:
+        for turn in range(turns):
+            side.poll(clock.ns / 1e9)
+            rows = np.zeros(9, records.LAUNCH)  # of the other one, of which no step is like another
+            rows["call"], rows["ts_ns"] = draw.choices([LAUNCH, OTHER], k=9), clock.ns + np.arange(9)
+            side.feed(other, 1, rows)
+            if idle:
+                clock.ns += 10**7
+            else:
+                a_step(side, job, clock)
+            side.find_pulses(clock.ns)
+            if state.pulse is not None:
+                return turn
+        return turns
+
+    assert pass_time(12_000, idle=True) == 12_000
+    assert (state.failed, hostile.failed > 3) == (0, True)
+    assert pass_time(12_000, idle=False) < 300, "it does not wait for the other one's"
+    hostile.failed, state.failed, state.pulse = 0, 3, None
+    assert pass_time(12_000, idle=False) < 2_000
+    assert state.failed == 0
+
+
 def test_no_turn_is_taken_while_probes_of_the_last_window_are_going(
     kernel: Kernel,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -81,6 +81,10 @@ class _OfJob:
     """Files without their probes of the pulse: it is seen throughout again once they have them."""
     after_window: bool = False
     """It is seen throughout again once the probes of a window are gone."""
+    failed: int = 0
+    """Windows in a row in which no pulse was found: they grow."""
+    search_at: float = 0.0
+    """When its pulse is looked for again while all is seen."""
 
     @property
     def seen(self) -> bool:
@@ -216,8 +220,6 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._left_out: set[int] = set()
         """Jobs of which not all was seen in the window (their ``id``): it is none of theirs."""
         self._due = self._sample_due = 0.0
-        self._search_at = 0.0
-        """When pulses are looked for again while all is seen."""
         self._again_at = self._waits_since = 0.0
         """When to ask again whether a window may begin; since when one is to, and may not. 0: it is not so."""
         self._turn = 0
@@ -228,8 +230,6 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._early: dict[int, dict[int, list[NDArray[np.void]]]] = {}
         self._early_of: dict[int, tuple[Owner, int]] = {}
         """Of each job, whose it is and how many of its calls are kept."""
-        self._failed = 0
-        """Windows in a row in which no pulse was found: they grow."""
         self._heavy = 0
         self._share = 0.0
         """Of the jobs' time, what pulses cost while they are seen, as measured; 0: it was not."""
@@ -336,12 +336,13 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     def _search_throughout(self, now: float) -> None:
         """Looks for the pulses that are not known yet in what is seen though there are no windows any more: the steps
         of these jobs cannot be inferred from all calls again."""
-        length_s = min(SEARCH_S * 2 ** min(self._failed, 6), LONGEST_WINDOW_S)
         begin_ns = time.monotonic_ns()
         for job, state in self._jobs.values():
-            if state.pulse is None and state.searched is None and not job.over_since and not self._probes_go:
+            waits = state.pulse is not None or state.searched is not None or job.over_since or now < state.search_at
+            if not waits and not self._probes_go:
+                length_s = min(SEARCH_S * _grown(state), LONGEST_WINDOW_S)
                 state.searched = _Searched(begin_ns, begin_ns + round(length_s * 1e9))
-                self._search_at = now + SEARCH_EVERY * length_s
+                state.search_at = now + SEARCH_EVERY * length_s
 
     # ---- windows
 
@@ -359,7 +360,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Opens a window when its turn has come, and takes note of one that has ended."""
         self._probe_products()
         jobs = self._session.jobs
-        if not self.plan.windowed and now >= self._search_at:
+        if not self.plan.windowed:
             self._search_throughout(now)
         for job in jobs:
             if job not in self._thinned:
@@ -379,8 +380,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         alone = {call for call in self.pulses - self._session.probes.pulse if not self._probed_anyway(call)}
         self._of_pulse = bool(alone) and self._turn % HEAVY_TURN != 0
         self._turn += 1
-        searching = any(state.pulse is None and not job.over_since for job, state in self._jobs.values())
-        length = min(self.plan.length_s * 2 ** (min(self._failed, 6) if searching else 0), LONGEST_WINDOW_S)
+        searching = [state for job, state in self._jobs.values() if state.pulse is None and not job.over_since]
+        length = min(self.plan.length_s * max(map(_grown, searching), default=1), LONGEST_WINDOW_S)
         period = length / self.plan.duty
         if self._of_pulse:
             share = max(self._pulse_share(), self._share)
@@ -544,7 +545,9 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             if pulse := find_pulse(seen["code"].copy(), seen["call"].copy(), seen["ts"].copy(), prices):
                 pulses[rank] = pulse
         if not pulses or len(pulses) < len(searched.parts):
-            self._failed += 1
+            # Where all is seen, a job that calls nothing saves, or waits for data; a window may just be too short.
+            called = any(len(part) for parts in searched.parts.values() for part in parts)
+            state.failed += called or bool(self.plan.windowed)
             return
         # All ranks' probes are on the same functions.
         able = set.intersection(*(set(pulse.calls) for pulse in pulses.values())) & prices.keys()
@@ -553,7 +556,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         able = {call for call in able if self._probed_anyway(call)} or able
         call = min(able, key=lambda call: (sum(p.calls[call] * prices[call] for p in pulses.values()), call))
         first = next(iter(pulses.values()))
-        state.pulse = Pulse(call, first.calls[call], first.step_ns, first.calls)
+        state.pulse, state.failed = Pulse(call, first.calls[call], first.step_ns, first.calls), 0
         for rank, pulse in pulses.items():
             job.begin_pulses(rank, pulse.calls[call], round(pulse.step_ns / self._slowed), pulse.calls)
         self._count_by(job, state)
@@ -622,6 +625,11 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._jobs.pop(id(job), None)
         self._forget_early(id(job))
         self._sum_up(job)
+
+
+def _grown(state: _OfJob) -> int:
+    """How many times as long its windows are, after those in which no pulse was found."""
+    return 1 << min(state.failed, 6)
 
 
 def _left_out(lacking: Collection[Attachment], session: Session) -> set[int]:
