@@ -697,6 +697,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             seconds: For how long. They go on a thread of their own.
             only: Numbers of the calls of these subjects that are probed; None: all.
         """
+        self.lacking = []
         if self.window_goes:
             return None
         if self._window is not None:
@@ -707,33 +708,35 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         chosen = frozenset(subjects) - self.probed - self.refused.keys()
         files: list[tuple[Attachment, list[int]]] = []
         lacking: list[Attachment] = []
-        for attachment in self._patience.begin(self.attachments):
-            by_program = _window_points(attachment, chosen, self._pulse, only)
-            links: list[int] = []
-            before, has_all = attachment.unanswered, self._patience.has_turn(attachment) or not by_program
-            for name, points in by_program.items() if has_all else ():
-                try:
-                    self._attach_program(attachment, name, points, links)
-                except OSError as failure:
-                    if failure.errno == errno.ESRCH:  # its process has ended
-                        continue
-                    has_all = False
-                    break
-            if not has_all:
-                lacking.append(attachment)
-                if attachment.unanswered == before:
-                    self._count_unanswered(attachment)
-            if links:
-                files.append((attachment, links))
-        self.lacking = lacking
-        if not files:
-            return None
         try:
-            self._window = Window(chosen, files, seconds, self.hits, lacking)
+            for attachment in self._patience.begin(self.attachments):
+                by_program = _window_points(attachment, chosen, self._pulse, only)
+                links: list[int] = []
+                files.append((attachment, links))
+                before, has_all = attachment.unanswered, self._patience.has_turn(attachment) or not by_program
+                for name, points in by_program.items() if has_all else ():
+                    try:
+                        self._attach_program(attachment, name, points, links)
+                    except OSError as failure:
+                        if failure.errno == errno.ESRCH:  # its process has ended
+                            continue
+                        has_all = False
+                        break
+                if not has_all:
+                    lacking.append(attachment)
+                    if attachment.unanswered == before:
+                        self._count_unanswered(attachment)
+            self.lacking = lacking
+            files = [(attachment, links) for attachment, links in files if links]
+            if files:
+                self._window = Window(chosen, files, seconds, self.hits, lacking)
         except BaseException:  # no thread can be started
-            for attachment, _ in files:
-                if attachment not in lacking:
+            counted = set(map(id, lacking))
+            for attachment in self.attachments:
+                if id(attachment) not in counted and _window_points(attachment, chosen, self._pulse, only):
                     self._count_unanswered(attachment)
+                    lacking.append(attachment)
+            self.lacking = lacking
             self._let_go_of([(attachment, (links, [])) for attachment, links in files], ())
             raise
         return self._window

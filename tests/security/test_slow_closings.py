@@ -265,6 +265,38 @@ def test_a_window_without_a_thread_is_counted(kernel: Kernel, monkeypatch: pytes
         probes.open_window(["launches"], 0.0)
     assert [each.unanswered for each in probes.attachments] == [1, 1]
     assert probes.unanswered == 2
+    assert probes.lacking == probes.attachments
+
+
+def test_what_is_opened_before_the_last_window_is_gone_lacks_nothing(kernel: Kernel) -> None:  # noqa: F811
+    """Files of the window before were lost once more."""
+    probes = with_windows(["0"])
+    probes.lacking = list(probes.attachments)
+    probes._window = SimpleNamespace(end_ns=0)
+    assert probes.open_window(["launches"], 0.0) is None
+    assert probes.lacking == []
+    probes._window = None
+
+
+def test_a_window_that_breaks_leaves_no_probes(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """What had been put on before stayed."""
+    probes = with_windows(["0", "1", "2"])
+    attach = probes._attach_program
+
+    def fail(attachment: Any, *words: Any) -> None:
+        if attachment is probes.attachments[1]:
+            raise MemoryError
+        attach(attachment, *words)
+
+    monkeypatch.setattr(probes, "_attach_program", fail)
+    with pytest.raises(MemoryError):
+        probes.open_window(["launches"], 0.0)
+    for closing in probes._closing:
+        assert closing.wait(10)
+    assert sorted(kernel.closed) == sorted(kernel.made)
+    assert kernel.made
+    assert probes.lacking == probes.attachments, "nor was anything seen of the last one"
+    assert [each.unanswered for each in probes.attachments] == [1, 1, 1]
 
 
 def test_where_no_thread_begins_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

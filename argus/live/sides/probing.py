@@ -389,11 +389,9 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             length = min(max(PULSE_STEPS * step_s, 0.1), LONGEST_WINDOW_S)
             period = max(length * share / (OF_BUDGET * self._budget), 2 * length)
         only = alone if self._of_pulse else None
-        self._window = self._session.probes.open_window([s for s in SUBJECTS if s in self.plan.windowed], length, only)
         self._due = now + period
+        self._open("windows", [s for s in SUBJECTS if s in self.plan.windowed], length, only)
         if self._window is None:
-            if not self._of_pulse:
-                self._count_lost("windows", length)
             return
         self._left_out = _left_out(self._window.lacking, self._session)
         if not self._of_pulse:
@@ -425,11 +423,10 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         marking = {job.pulse_subject for job in self._session.jobs}
         subjects = [s for s in SUBJECTS if s in self.plan.sampled | (self.plan.windowed & marking)]
         self._sample_due = now + self.plan.sample_period_s
-        self._window = self._session.probes.open_window(subjects, self.plan.sample_s)
-        self._sample = self._window is not None
         self._of_pulse = False
+        self._open("samples", subjects, self.plan.sample_s)
+        self._sample = self._window is not None
         if self._window is None:
-            self._count_lost("samples", self.plan.sample_s)
             return
         self._left_out = _left_out(self._window.lacking, self._session)
         for job in self._session.jobs:
@@ -439,12 +436,16 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             job.sampled.begin(self._window.begin_ns)
             self._begin_passes(job, self._window.begin_ns, seen=True)
 
-    def _count_lost(self, kind: Kind, length_s: float) -> None:
-        """A window could not begin."""
-        left_out = _left_out(self._session.probes.lacking, self._session)
-        for job in self._session.jobs:
-            if id(job) in left_out:
-                self.had.add(job, kind, length_s * 1e9, had=False)
+    def _open(self, kind: Kind, subjects: list[Subject], length_s: float, only: Collection[int] | None = None) -> None:
+        """Opens a window. One that cannot begin, for whatever reason, is lost."""
+        try:
+            self._window = self._session.probes.open_window(subjects, length_s, only)
+        finally:
+            if self._window is None and not self._of_pulse:
+                left_out = _left_out(self._session.probes.lacking, self._session)
+                for job in self._session.jobs:
+                    if id(job) in left_out:
+                        self.had.add(job, kind, length_s * 1e9, had=False)
 
     @staticmethod
     def _begin_passes(job: Job, begin_ns: int, *, seen: bool) -> None:

@@ -162,6 +162,32 @@ def test_windows_that_could_not_begin_are_lost(monkeypatch: pytest.MonkeyPatch) 
     assert seen.share == pytest.approx(0.125, rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["windows", "samples"])
+def test_a_window_that_breaks_is_lost_and_has_had_its_turn(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was tried again at once, and counted nowhere."""
+    node = Node(monkeypatch)
+
+    def fail(*_: Any) -> Any:
+        node.probes.lacking = [node.files[1]]
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(node.probes, "open_window", fail)
+    node.side._sample_due = node.side._due = float("inf")
+    if kind == "samples":
+        node.side.plan = Plan((Rung.RANGES,), sample_s=0.1, sample_period_s=10.0)
+        node.side._sample_due = 1.0
+    else:
+        node.side._due = 1.0
+    for now in (1.0, 1.001):
+        if now == 1.0:
+            with pytest.raises(RuntimeError):
+                node.side.poll(now)
+        else:
+            node.side.poll(now)
+        assert node.side.due > 1.3
+        assert [node.side.had.share(job, kind) for job in node.jobs] == [1.0, 0.0]
+
+
 def test_a_window_in_which_nothing_was_to_be_probed_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch)
     monkeypatch.setattr(node.probes, "open_window", lambda *_: None)
