@@ -34,6 +34,7 @@ from argus.live import probed_files as module
 from argus.live.cost import attaching, mapped_elsewhere
 from argus.live.job import Job
 from argus.live.probed_files import ProbedFiles
+from argus.model import calls
 from argus.model.errors import ArgusError
 from argus.model.losses import UNKNOWN, Owner
 from argus.system.aside import Aside
@@ -1906,6 +1907,28 @@ def test_a_file_of_many_users_is_looked_at_once(kernel: Kernel) -> None:
     finally:
         kernel.free.set()
         join(late)
+
+
+def test_a_file_s_links_go_over_to_who_maps_it_and_back(kernel: Kernel) -> None:
+    """With the probes' own books: whoever mapped it first has gone."""
+    probes = with_placement(probes_on(["libcuda"], HOSTILE))
+    (file,), room = probes.attachments, probes.placement.links
+    file.library.offsets = dict.fromkeys(list(calls.BY_SYMBOL)[:5], 16)
+    room.take(file)
+    kept = file.links_kept
+    assert dict(room._of_owner) == {HOSTILE: kept}
+    probes.mapped_by(file, frozenset([HOSTILE, HONEST, OTHER]))
+    assert (file.owner, file.users) == (HOSTILE, {HOSTILE[0], HONEST[0], OTHER[0]})
+    probes.mapped_by(file, frozenset([OTHER]))
+    assert (file.owner, file.users) == (OTHER, {OTHER[0]})
+    assert dict(room._of_owner) == {OTHER: kept}
+    probes.mapped_by(file, frozenset())
+    assert (file.owner, file.users, file.owners) == (OTHER, {OTHER[0]}, frozenset())
+    probes.release([file])
+    for closing in probes._closing:
+        assert closing.wait(10)
+    assert not room._of_owner
+    assert file.links_kept == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
