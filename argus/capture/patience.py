@@ -29,7 +29,8 @@ ANSWERS_S = 0.05
 OF_CLOSINGS, CLOSING_S = 0.1, 0.1
 """Share of the loop's time for that; and one waits for so long in any case."""
 ACCOUNTS, OF_A_USER = 1024, 16
-"""Accounts that have taken time lately, in all, and those that each of their users is part of: one more takes none."""
+"""Accounts that have taken time lately; in all, and those that a user is part of: another one of users who all are part
+of so many takes none."""
 _LEAST_S = 0.02
 """Who has less left is not waited for."""
 _LITTLE_S = 1e-6
@@ -136,7 +137,8 @@ class Patience:
         return self._several or account in self._guests
 
     def _has_room(self, account: Users) -> bool:
-        return account in self._saved or any(self._of_user[user] < OF_A_USER for user in account)
+        own = len(account) == 1
+        return own or account in self._saved or any(self._of_user[user] < OF_A_USER for user in account)
 
     def seconds(self, attachment: Attachment) -> float:
         """How long a file may be waited for; 0: not at all."""
