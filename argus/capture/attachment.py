@@ -123,8 +123,8 @@ class Attachment:
 
     def mapped_by(self, owners: frozenset[Owner]) -> None:
         """Takes who maps it now; nobody: it counts as its last owner's."""
-        self.owners = _the_same(owners)
-        self.users = _the_same(frozenset(user for user, _ in owners) or frozenset([self.owner[0]]))
+        self.owners = the_same(owners)
+        self.users = the_same(frozenset(user for user, _ in owners) or frozenset([self.owner[0]]))
 
     def entries_of(self, subject: Subject) -> dict[str, list[tuple[int, int]]]:
         """A subject's functions without their exits: programs with file offsets and cookies."""
@@ -196,6 +196,6 @@ _Those = TypeVar("_Those", frozenset[int], frozenset[Owner])
 
 
 @lru_cache(512)
-def _the_same(those: _Those) -> _Those:
+def the_same(those: _Those) -> _Those:
     """One object for equal sets, which may be large: they are compared by their identity."""
     return those

@@ -566,7 +566,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
 
     def mapped_by(self, attachment: Attachment, owners: frozenset[Owner]) -> None:
         """Takes who maps a file now. If its owner does not any more, it is another one's."""
-        if owners == attachment.owners:
+        if owners is attachment.owners or owners == attachment.owners:
             return
         attachment.mapped_by(owners)
         if owners and attachment.owner not in owners:

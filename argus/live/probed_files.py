@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment
+from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment, the_same
 from argus.capture.late_probes import LateProbes
 from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
@@ -540,12 +540,14 @@ class ProbedFiles:
         files: dict[Owner, set[FileKey]] = {}
         for target in users:
             files.setdefault(target.identity.owner, set()).update(library.key for library in target.libraries)
-        owners: dict[FileKey, list[Owner]] = {each.library.key: [] for each in self.attached if each.pid is None}
-        for owner, keys in files.items():
+        owners: dict[FileKey, list[int]] = {each.library.key: [] for each in self.attached if each.pid is None}
+        for number, keys in enumerate(files.values()):
             keys.update([self._twins[key] for key in keys & self._twins.keys()])
             for key in keys & owners.keys():
-                owners[key].append(owner)
-        used = set[FileKey]().union(*files.values())
+                owners[key].append(number)
+        used, all_owners = set[FileKey]().union(*files.values()), [*files]
+        # Most files are mapped by the same ones.
+        sets = {numbers: the_same(frozenset(all_owners[n] for n in numbers)) for numbers in map(tuple, owners.values())}
         there = {target.pid for target in users}
         for key in used:
             self._unused.pop(key, None)
@@ -554,7 +556,7 @@ class ProbedFiles:
         for each in self.attached:
             each.unused = each.pid is None and each.library.key in self._unused
             if each.pid is None:
-                self._session.probes.mapped_by(each, frozenset(owners[each.library.key]))
+                self._session.probes.mapped_by(each, sets[tuple(owners[each.library.key])])
         old = set(itertools.islice(self._unused, max(len(self._unused) - KEPT_FILES, 0)))
         gone = [each for each in self.attached if each.library.key in old or each.pid not in (None, *there)]
         for key in old:
