@@ -68,7 +68,7 @@ class Patience:
         self._resting: set[Users] = set()
         """Accounts that have none of this change."""
         self._blocked = Users()
-        """Their users: those of some of whose files it is not the turn need no others."""
+        """Users whose own files have none: these need no shared ones."""
         self._guests: set[Users] = set()
         """Accounts of files that nobody who trains maps."""
 
@@ -88,7 +88,7 @@ class Patience:
         for account in accounts:
             self._left_of.setdefault(account, OF_USER_S)
         self._resting = {account for account, left_s in saved.items() if left_s <= 0}
-        self._blocked = Users().union(*self._resting)
+        self._blocked = Users().union(*(account for account in self._resting if len(account) == 1))
         self._guests = {account for account in accounts if account not in there or training.isdisjoint(account)}
         guests = self._guests
         order = sorted(accounts, key=lambda each: (each in guests, -saved[each], min(each), len(each)))
@@ -129,9 +129,9 @@ class Patience:
         self._of_user -= Tally(account)
 
     def has_turn(self, attachment: Attachment) -> bool:
-        """Whether a job that maps a file may have all of its files in this change: else it waits until what the
-        accounts took that have none is made up for."""
-        return not attachment.users <= self._blocked
+        """Whether a file's account has anything of this change, and one of its users for the files of its own: else it
+        waits until what they took is made up for."""
+        return attachment.users not in self._resting and not attachment.users <= self._blocked
 
     def _is_bounded(self, account: Users) -> bool:
         return self._several or account in self._guests
