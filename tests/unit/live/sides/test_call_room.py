@@ -295,7 +295,7 @@ def test_room_is_made_in_each_turn() -> None:
     job.by_marks = True
     session = a_session(None, jobs=[job])
     idle: Any = SimpleNamespace(collects=False)
-    session.probes = SimpleNamespace(rings=dict)
+    session.probes = SimpleNamespace(rings=dict, trains=lambda users: None)
     side = CallSide(session, idle, *[SimpleNamespace()] * 3)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(session), "calls_come", False)
