@@ -682,13 +682,12 @@ static void at_exit(void) {
 	limit.tv_sec += 2;
 	if (pthread_mutex_timedlock(&g.work, &limit))
 		return;
-	if (g.on)
+	if (g.on) { /* after a stop names may be gone: what Argus has not read by now is left to it */
 		flush(1);
-	if (g.buffers) { /* also after a stop: Argus may still have to read some */
 		walk_returned(true);
-		while (argus_reads() && !clock_gettime(CLOCK_REALTIME, &now) && now.tv_sec < limit.tv_sec)
-			nanosleep(&turn, NULL);
 	}
+	while (argus_reads() && !clock_gettime(CLOCK_REALTIME, &now) && now.tv_sec < limit.tv_sec)
+		nanosleep(&turn, NULL);
 	set_state(ARGUS_CUPTI_ENDED, "the process ended");
 	/* The lock stays held: nothing of CUPTI may be called from here on. */
 }
