@@ -294,7 +294,7 @@ def test_threads_that_close_are_bounded_however_users_share_files(
     sets = [frozenset([user]) for user in range(users)]
     sets += [frozenset(draw.sample(range(users), draw.randrange(1, users + 1))) for _ in range(number - users)]
     closing = Closing([(each, ([n], [])) for n, each in enumerate(sets)])
-    assert CLOSERS // 2 <= len(begun) <= CLOSERS + users
+    assert CLOSERS // 2 <= len(begun) <= max(CLOSERS, 2 * users)
     monkeypatch.undo()
     monkeypatch.setattr(links, "_close_all", lambda some: [])
     hang = next(work.args[0] for work in begun if 0 in work.args[0])
@@ -305,6 +305,17 @@ def test_threads_that_close_are_bounded_however_users_share_files(
     for work in begun:
         work()
     assert closing.wait(10)
+
+
+def test_files_that_others_share_and_that_hang_keep_no_shared_ones_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever had many users could choose one with whose files another's waited."""
+    begun = list[partial[None]]()
+    monkeypatch.setattr(links, "Aside", lambda work, name: begun.append(work))
+    hostile = [frozenset([100_000 + user, 200_000]) for user in range(2 * CLOSERS)]
+    honest = frozenset([1000, 1001])
+    Closing([(each, ([n], [])) for n, each in enumerate([*hostile, honest])])
+    (of_honest,) = (work for work in begun if len(hostile) in work.args[0])
+    assert list(of_honest.args[0]) == [len(hostile)]
 
 
 SIZES = [0, 1, 3, 100]

@@ -143,7 +143,7 @@ class Closing:
         several = len({users for users, _ in files}) > CLOSERS
         for number, (users, _) in enumerate(files):
             # Where they are many, those of several users wait for others of the same first one.
-            key = min(users) % CLOSERS if several and len(users) > 1 else users
+            key = min(users) if several and len(users) > 1 else users
             of_users.setdefault(key, deque()).append(number)
         if not files:
             then()
