@@ -31,6 +31,8 @@ calls that it makes before it was noticed are recorded. Of others (a container's
 are as many as the trace lives long."""
 LATER_S = 0.2
 """A file whose owner has too much under way is tried again so soon."""
+EARLY_TRIES = 4
+"""Of so many containers of a user a file is tried before its time that was refused for others."""
 MISSED_S = 1.0
 """A process that ends has missed probes that it lacked for so long, or that waited for their turn: others come as soon
 as the kernel can put them there."""
@@ -66,8 +68,8 @@ class _Missing:
     owners: frozenset[Owner] = frozenset()
     """Of those who map it, when it was last tried."""
 
-    tried: set[int] = field(default_factory=set)
-    """Users on whose account they were tried since they were due last."""
+    tried: frozenset[Owner] = frozenset()
+    """On whose account they were tried since they were due last."""
 
     def refused(self, why: ArgusError, now: float) -> None:
         self.why = why
@@ -77,14 +79,18 @@ class _Missing:
     def tries(self, uses: _Uses, now: float) -> None:
         """They are tried for all who map the file now."""
         self.owners = frozenset(target.identity.owner for _, target in uses)
-        users = {user for user, _ in self.owners}
-        self.tried = self.tried | users if self.again_at > now else users
+        self.tried = self.tried | self.owners if self.again_at > now else self.owners
 
     def rests(self, uses: _Uses, now: float) -> bool:
-        """Whether it is too soon to try again. Of a user who did not map the file when it was refused it may come."""
+        """Whether it is too soon to try again. For who did not map the file when it was refused it may come."""
         if self.again_at <= now:
             return False
-        return self.why is None or {target.identity.owner[0] for _, target in uses} <= self.tried
+        if self.why is None:
+            return True
+        tried = Tally(user for user, _ in self.tried)
+        return all(
+            owner in self.tried or tried[owner[0]] >= EARLY_TRIES for owner in {each.identity.owner for _, each in uses}
+        )
 
 
 class _Waiting:
