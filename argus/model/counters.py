@@ -66,7 +66,7 @@ SENTENCES = {
     "records_over_share": "{n} record[s] not taken: the processes of one user or container wrote more than their share",
     "pending_over_share": "{n} call[s] without a duration: [its|their] process or user had too many under way",
     "seq_over_share": "{n} collective[s] without a number: [its|their] process or user has too many communicators",
-    "file_slots_full": "{n} librar[y|ies] of which less is recorded: [its|their] user's or container's share of slots "
+    "file_slots_full": "{n} librar[y|ies] whose probes may cost more: [its|their] user's or container's share of slots "
     "for files is used up",
     "instructions_unread": "instructions of {n} librar[y|ies] not read: [its|their] probes may cost more",
     "processes_ignored": "{n} process[es] ignored: [it|they] took more than [its|their] share from other jobs",
