@@ -107,3 +107,10 @@ def test_lists_of_stored_batches_are_shortened_in_every_table_that_has_one(soak:
     assert len(before) > 20
     assert set(before) == {1000, 20_000}
     assert after == [size // 64 for size in before]
+
+
+def test_the_tables_that_it_makes_smaller_are_there(soak: Any) -> None:
+    """One had moved, and the soak ended at once."""
+    for name in importlib.import_module("benches.memory").TABLES:
+        module, _, size = name.rpartition(".")
+        assert getattr(importlib.import_module(module), size) >= 64, name
