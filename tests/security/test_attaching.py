@@ -2416,3 +2416,20 @@ def test_probes_that_have_not_gone_are_not_put_on_twice(hanging: Hanging) -> Non
     assert held.seen("launches")
     assert 1 <= hanging.there("held") <= 2
     assert hanging.there("held") == sum(map(len, held.optional_links["launches"]))
+
+
+@pytest.mark.parametrize(("resting", "has"), [((), True), ((1,), True), ((1, 2), False)])
+def test_shared_files_wait_where_all_who_share_them_have_none_of_their_own(resting: tuple[int, ...], has: bool) -> None:
+    """Without their own files a window is none of theirs: shared ones would only hold the loop."""
+    now = 1000.0
+    patience, library = Patience(lambda: now), SimpleNamespace()
+    own = {user: Attachment(library, None, owner=(user, ""), owners=frozenset({(user, "")})) for user in (1, 2)}  # type: ignore[arg-type]
+    both = Attachment(library, None, owner=(1, ""), owners=frozenset({(1, ""), (2, "")}))  # type: ignore[arg-type]
+    files = [*own.values(), both]
+    patience.begin(files)
+    for user in resting:
+        patience.spend(own[user], 2.0, came=False)
+    now += 1.0
+    patience.begin(files)
+    assert [patience.has_turn(own[user]) for user in (1, 2)] == [1 not in resting, 2 not in resting]
+    assert patience.has_turn(both) == has
