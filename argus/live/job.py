@@ -206,6 +206,8 @@ class Job:
     _ranges_until: int = 0
     _thinned_by: str = ""
     """"marks", "calls", or empty: ``thinned`` has not taken over."""
+    calls_end: bool = False
+    """Whether steps are still inferred from calls before ``thin_since``, and the last of them were not taken."""
     _left: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ITERATION))
     _early: dict[int, list[NDArray[np.void]]] = field(default_factory=dict)
     """Marks from ``thin_since`` on, of the time before ``thinned`` takes over, by rank."""
@@ -251,11 +253,9 @@ class Job:
         """Takes a rank's launches (LAUNCH rows) or collectives (COLLECTIVE rows), for its steps."""
         nothing = np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE)
         if not self.by_marks:
-            self.tracker.feed(
-                member.rank,
-                nothing[0] if launched is None else launched,
-                nothing[1] if called is None else called,
-            )
+            until_ns = self.thin_since if self._thinned_by == "calls" else 1 << 62
+            parts = (nothing[at] if rows is None else rows for at, rows in enumerate((launched, called)))
+            self.tracker.feed(member.rank, *(part[part["ts_ns"] < until_ns] for part in parts))
         if self.by_marks is not False and (member.target.has(TORCH[0]) or member.target.has(NVTX)):
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
 
@@ -290,11 +290,13 @@ class Job:
             self._hand_over()
             if self.by_marks and self.marked.waiting:  # it goes on with the next ones
                 return self._left
-        if self.thinned is not None and self._thinned_by:
+        if self.thinned is not None and self._thinned_by and not self.calls_end:
             self._feed_pulses()
             left, self._left = self._left, np.empty(0, ITERATION)
             return np.concatenate([left, self.thinned.advance(until_ns, final=final)])
-        steps = self._steps(until_ns, final=final)
+        last = takes_last_by_calls(self, until_ns)
+        steps = self._steps(until_ns, final=final or last)
+        self.calls_end = self.calls_end and not (last and not self.tracker.waiting)
         for rank, step, begin, duration in zip(
             *(steps[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
         ):
@@ -365,16 +367,11 @@ class Job:
             self.thin_since, self._pulse_what = since_ns, What.STEP_BEGIN
 
     def thin_calls(self, since_ns: int) -> bool:
-        """From now on collectives are seen in windows. Whether steps have been inferred from calls: then they go on
-        by a pulse, once one is found (``begin_pulses``)."""
+        """From now on calls are seen in windows. Whether steps have been inferred from them: then they go on by a
+        pulse, once one is found (``begin_pulses``), and the last by calls were taken."""
         if self.by_marks or self.thin_since:
             return False
-        self.by_marks, self.thin_since, self._thinned_by = False, since_ns, "calls"
-        self._left = self._steps(since_ns, final=True)
-        for rank, step, begin, duration in zip(
-            *(self._left[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
-        ):
-            self._ended[rank] = step, begin + duration
+        self.by_marks, self.thin_since, self._thinned_by, self.calls_end = False, since_ns, "calls", True
         self.thinned = ThinnedSteps(other_hosts=_on_other_hosts(self), queues=self.queues)
         return True
 
@@ -773,6 +770,12 @@ def _without(control: NDArray[np.void], handles: NDArray[np.uint64]) -> NDArray[
 def is_waiting(job: Job) -> bool:
     """Whether a job has more steps than the last call of ``steps`` gave."""
     return job.marked.waiting if job.by_marks else job.tracker.waiting
+
+
+def takes_last_by_calls(job: Job, until_ns: int) -> bool:
+    """Whether all calls from before ``Job.thin_since`` were fed: the last steps that are inferred from them are taken.
+    Communicators are to be lined up before, as at the end of a job: nothing more will show how they are."""
+    return job.calls_end and until_ns >= job.thin_since
 
 
 def _on_other_hosts(job: Job) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.live.job import Job, is_waiting
+from argus.live.job import Job, is_waiting, takes_last_by_calls
 from argus.live.session import Session
 from argus.live.sides.alignment import Aligner
 from argus.live.sides.gpu_times import GpuSide
@@ -56,13 +56,14 @@ class StepRows:
             drained_ns: What was called before this has been fed, CLOCK_MONOTONIC.
             final: Nothing more will come. Call it until there is nothing left (``is_waiting``).
         """
-        if not job.finishing:
-            found = self._aligner.run(job, now, final=final)
+        until_ns = drained_ns - SETTLE_NS
+        if not job.finishing and not (job.calls_end and is_waiting(job)):
+            found = self._aligner.run(job, now, final=final or takes_last_by_calls(job, until_ns))
             if found is not None:
                 with self._aligner.using(job):
                     self._align(job, found)
         job.finishing = final
-        steps = job.steps(drained_ns - SETTLE_NS, final=final)
+        steps = job.steps(until_ns, final=final)
         if not len(steps):
             return
         if job.phases:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from argus.capture.call_prices import CallPrices
 from argus.live.cost.governor import Plan, Rung
 from argus.live.job import Job, Member
 from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import StepRows
+from argus.model import records
+from argus.model.calls import BY_SYMBOL
 from argus.semantics.phases.cpu import MARK, What
 from argus.semantics.steps.range_names import Role
 from tests.builders.sessions import Rows, a_session
@@ -160,6 +164,7 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
         job = Job("job", 1, by_marks=False)
         session.roster.jobs.append(job)
         side._begin_search(job, 0, 1)
+        job.steps(1, final=False)  # the last by calls
         side._jobs[id(job)][1].searched = None
         job.over_since = float(over)
         for turn in range(4):
@@ -259,3 +264,58 @@ def test_a_window_without_probes_on_a_file_is_no_window_of_its_jobs(counted_by: 
         seen = [[begin for begin, _ in job.pulse_spans or () if begin in begun] for job in jobs]
         assert all(end for job in jobs for _, end in job.pulse_spans or ())
     assert seen == [begun, begun[::2]]
+
+
+OP_COUNTS = (100, 300, 300, 700)
+
+
+def collectives_of(rank: int, first: int, until: int) -> NDArray[np.void]:
+    """Steps of four all-reduces. Rank 1 is seen from its third call on."""
+    calls = np.arange(4 * first, 4 * until)[2 * rank * (first == 0) :]
+    rows = np.zeros(len(calls), records.COLLECTIVE)
+    rows["call"], rows["comm"], rows["seq"] = BY_SYMBOL["ncclAllReduce"].id, 7 + rank, calls - 2 * rank
+    rows["count"] = np.array(OP_COUNTS)[calls % 4]
+    rows["ts_ns"] = 100 * MS + calls // 4 * STEP_MS * MS + calls % 4 * 2 * MS + rank * 1000
+    rows["duration_ns"], rows["pid"] = 1000, rank
+    return rows
+
+
+@pytest.mark.parametrize("steps", [7, 40])
+def test_the_last_steps_by_calls_go_by_all_that_is_known_of_communicators(steps: int) -> None:
+    """Of a job of which launches are soon seen in windows: they had been lined up when few calls were there, and
+    wrongly, a second before that."""
+    writer = Rows()
+    job = Job("job", 1)
+    for rank in range(2):
+        target: Any = SimpleNamespace(
+            pid=rank, command="", libraries=[], identity=SimpleNamespace(world_size=2), has=lambda _: False
+        )
+        job.members[rank] = Member(target, rank, "order")
+    rows = StepRows(a_session(writer, jobs=[job]), Nothing())  # type: ignore[arg-type]
+
+    def call(first: int, until: int) -> int:
+        for rank, member in job.members.items():
+            called = collectives_of(rank, first, until)
+            job.feed(member, None, called)
+            job.recent[rank] = np.concatenate([job.recent.get(rank, called[:0]), called])
+            job.handles |= {(rank, 7 + rank)}
+        return (100 + until * STEP_MS) * MS
+
+    until = call(0, 2)
+    for turn in itertools.takewhile(lambda _: not len(job.communicators), itertools.count(1)):
+        rows.begin_turn(float(turn))
+        rows.store(job, float(turn), until, final=False)
+    assert set(job.communicators["error"]) != {""}
+    since = call(2, 2 + steps)
+    job.thin_calls(since)
+    call(2 + steps, 4 + steps)
+    job.groups_due = float("inf")  # soon, but not yet
+    rows.store(job, 1000.0, since - MS, final=False)
+    rows.store(job, 1001.0, since + 100 * MS, final=False)
+    assert not job.calls_end
+    stored = writer["iterations"]
+    assert {row["rank"] for row in stored} == {0, 1}
+    assert len(stored) >= 2 * (steps - 3)
+    assert min(row["confidence"] for row in stored) > 0.8
+    assert len({(row["step"], row["ts"].value // MS) for row in stored}) <= len(stored) // 2 + 1
+    assert max(row["ts"].value + row["duration_ns"] for row in stored) <= since + MS
