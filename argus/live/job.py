@@ -255,7 +255,8 @@ class Job:
         if not self.by_marks:
             until_ns = self.thin_since if self._thinned_by == "calls" else 1 << 62
             parts = (nothing[at] if rows is None else rows for at, rows in enumerate((launched, called)))
-            self.tracker.feed(member.rank, *(part[part["ts_ns"] < until_ns] for part in parts))
+            launches, collectives = (part[part["ts_ns"] < until_ns] for part in parts)
+            self.tracker.feed(member.rank, launches, collectives)
         if self.by_marks is not False and (member.target.has(TORCH[0]) or member.target.has(NVTX)):
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
 
