@@ -134,14 +134,15 @@ class Attachment:
             if name.endswith("_enter")
         }
 
-    def did_not_answer(self, late: Callable[[float], bool]) -> None:
-        """Probes on it have not come in time. ``late``: as the attribute."""
+    def did_not_answer(self, late: Callable[[float], bool]) -> int:
+        """Probes on it have not come in time. ``late``: as the attribute. Returns that this is one more time."""
         self.answers, self.late, self.slow_to_go = False, late, False
         self.unanswered += 1
         self.late_in_row += 1
         self.put_off()
         if self.late_in_row == 1:  # it may just be slow
             self.again_at = time.monotonic() + SOON_S
+        return 1
 
     def left_out_until(self, gone: Callable[[float], bool]) -> None:
         """Nothing is put on it before probes are gone that stand there: calls would be seen twice. ``gone``: as
@@ -157,10 +158,12 @@ class Attachment:
         self.unanswered += counts
         return counts
 
-    def skip(self) -> None:
-        """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be."""
+    def skip(self) -> int:
+        """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be.
+        Returns that this is one more time."""
         self.answers, self.again_at = False, time.monotonic()
         self.unanswered += 1
+        return 1
 
     def put(self, subject: Subject, links: tuple[list[int], list[int]], entries_only: AbstractSet[Subject]) -> None:
         """It has a subject's probes now. ``entries_only``: subjects whose exits were to be left out."""

@@ -32,20 +32,19 @@ from argus.capture.kernel.links import (
     TRACE_UPROBE_MULTI,
     Backend,
     Closing,
-    LateError,
     Links,
     link,
-    link_in_time,
 )
 from argus.capture.kernel.programs import KPROBE, RAW_TRACEPOINT, LoadError, Module, attach_raw_tracepoint
 from argus.capture.kernel.ring import HEADER_BYTES, Ring
 from argus.capture.owners import Owners
-from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
+from argus.capture.probing.patience import Patience
+from argus.capture.probing.pulse_probes import PulseLinks, PulseProbes
+from argus.capture.probing.windows import NotPutError, Window, by_user, put_in_time, window_points
 from argus.capture.process.instructions import code_of, has_probes
 from argus.capture.process.targets import CUBLAS, Library
-from argus.capture.pulse_probes import PulseLinks, PulseProbes
 from argus.capture.torch_layouts import TorchLayouts
 from argus.capture.under_way import forget, in_progress
 from argus.model import calls, records
@@ -110,78 +109,6 @@ def kernel_version() -> tuple[int, int]:
     parts = os.uname().release.split(".")
     digits = "".join(c for c in parts[1] if c.isdigit()) if len(parts) > 1 else "0"
     return int(parts[0]), int(digits or 0)
-
-
-GOING_NS = 1_000_000_000
-"""Within that a window's probes are gone where everybody answers, or those of one file after those of another: before,
-no other window begins."""
-LONGEST_GOING_NS = 8_000_000_000
-"""However many there are, none is waited for longer. On a busy node those of 30 files took 6.3 s. A window that begins
-before is none of a job whose files still have theirs."""
-
-
-class Window:
-    """A stretch of time for which some subjects are probed, at their entries. It ends by itself, on a thread of its
-    own: whoever polls may be late, and the job would pay for it.
-
-    Attributes:
-        subjects: Which.
-        begin_ns: When all probes were on, CLOCK_MONOTONIC.
-        end_ns: When they began to go; 0: they are on. Of later calls only some were seen.
-        hits: Calls of each function meanwhile, shape (256,), by its number, once it has ended.
-        closing: Of its probes, once it has ended.
-        lacking: Files that lacked their probes, or some: what processes called that map them was seen in part.
-    """
-
-    def __init__(
-        self,
-        subjects: frozenset[Subject],
-        links: list[tuple[Attachment, list[int]]],
-        seconds: float,
-        hits: Callable[[], NDArray[np.int64]],
-        lacking: Collection[Attachment] = (),
-    ) -> None:
-        self.subjects, self.lacking = subjects, lacking
-        self._count = hits
-        self.hits = -hits()
-        self.begin_ns = time.monotonic_ns()
-        self.end_ns = 0
-        self._links = links
-        self.closing = Closing(())
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(seconds,), name="argus-window", daemon=True)
-        self._thread.start()
-
-    def _run(self, seconds: float) -> None:
-        self._over.wait(seconds)
-        try:
-            self.hits += self._count()
-        except BaseException:
-            self.hits = 0 * self.hits  # not known; what was counted before it is no cost of it
-            raise
-        finally:
-            end_ns = time.monotonic_ns()
-            try:
-                self.closing = Closing(_by_user((attachment, (links, [])) for attachment, links in self._links))
-            finally:  # whatever fails, other windows begin
-                self.end_ns = end_ns
-
-    def gone(self) -> bool:
-        """Once it has ended: whether its probes are gone, but for those of files that hang."""
-        now_ns, moved_ns = time.monotonic_ns(), self.closing.moved_ns
-        hang = bool(moved_ns) and now_ns - max(moved_ns, self.end_ns) > GOING_NS
-        return self.closing.wait(0) or hang or now_ns - self.end_ns > LONGEST_GOING_NS
-
-    def there(self) -> list[tuple[Attachment, Callable[[float], bool]]]:
-        """Once it has ended: files whose probes are not gone, and what returns whether they are."""
-        closing, files = self.closing, enumerate(self._links)
-        return [(attachment, partial(closing.closed, n)) for n, (attachment, _) in files if not closing.closed(n)]
-
-    def close(self) -> None:
-        """Ends it now, if it has not ended, and waits until its probes are gone, or for a while."""
-        self._over.set()
-        self._thread.join(PATIENCE_S)
-        self.closing.wait(PATIENCE_S)
 
 
 class TracedProcesses:
@@ -364,7 +291,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         """Of those, subjects whose exits are not probed."""
         self._window: Window | None = None
         self.lacking: list[Attachment] = []
-        """Files that lacked probes when a window was last to begin, as ``Window.lacking`` has them if it did."""
+        """Files that lack probes in the last window, if no thread for it could be started."""
         self._pulse: frozenset[int] = frozenset()
         self._pulse_links: dict[int, PulseLinks] = {}
         self.closed = False
@@ -378,7 +305,8 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         self.probed -= self.refused.keys()
         self.owners = Owners(self._module)
         self._closing: list[Closing] = []
-        self._patience = Patience()
+        self._patience, self._window_patience = Patience(), Patience()
+        """How long the loop waits, and a window."""
         self.prices: Prices = prices(self.backend, self._attach_to_self)
         self.placement = Placement(self._module, self.prices, launch_durations=launch_durations, backend=self.backend)
         self._trap_prices = _trap_prices_of(self._module, lambda: self.attachments, self._by_entry)
@@ -528,38 +456,26 @@ class Probes(TracedProcesses, Counts, PulseProbes):
     ) -> None:
         """Probes functions with a program. ``in_time``: it is waited for a while, and not at all while it is not known
         that the file answers."""
-        program, path = self._module.programs[name], attachment.library.open_path
-        make = partial(link, self.backend, program, path, points, name.endswith("_exit"), attachment.pid)
+        make = self._making(attachment, name, points)
         if not in_time:
             links += make()
             return
-        if not attachment.answers:
-            self.unanswered += attachment.count_left_out()
-            raise TimeoutError(errno.ETIMEDOUT, "the file did not answer before")
-        seconds, begun = self._patience.seconds(attachment), time.monotonic()
-        if not seconds:
-            attachment.skip()
-            self.unanswered += 1
-            raise TimeoutError(errno.ETIMEDOUT, "others have taken the time")
-        came = False
         try:
-            links += link_in_time(make, seconds)
-            came = True
-        except OSError as failure:
-            came = failure.errno == errno.ESRCH  # its process has ended
-            if not came:
-                attachment.did_not_answer(failure.wait if isinstance(failure, LateError) else lambda _: True)
-                self.unanswered += 1
-            raise
-        finally:
-            self._patience.spend(attachment, time.monotonic() - begun, came=came)
+            links += put_in_time(attachment, make, self._patience)
+        except NotPutError as why:
+            self.unanswered += why.note()
+            raise why.failure from None
+
+    def _making(self, attachment: Attachment, name: str, points: list[tuple[int, int]]) -> Callable[[], list[int]]:
+        program, path = self._module.programs[name], attachment.library.open_path
+        return partial(link, self.backend, program, path, points, name.endswith("_exit"), attachment.pid)
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone, or after a while (``close_in_time``)."""
         chosen = list(self.attachments if attachments is None else attachments)
         if attachments is None:
             self.end_windows()
-        Closing(_by_user(self._links_of(*chosen))).wait(PATIENCE_S)
+        Closing(by_user(self._links_of(*chosen))).wait(PATIENCE_S)
         self._forget(chosen)
         self.placement.release(*chosen)
         self.placement.links.give_back(*chosen)
@@ -574,7 +490,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
 
     def trains(self, users: Set[int]) -> None:
         """Takes which users have ranks: who else maps files does not count where one may be alone."""
-        self._patience.training = users
+        self._patience.training = self._window_patience.training = users
 
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
@@ -592,7 +508,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         """Returns when they are closed, or after a while: nothing is put on a file before its links are. Where one user
         alone is traced, it goes on as long as they are closed one after the other."""
         seconds, begun = self._patience.closing_s(), time.monotonic()
-        closing = Closing(_by_user(links))
+        closing = Closing(by_user(links))
         gone = closing.wait(seconds)
         self._patience.spend_closing(time.monotonic() - begun, gone=gone)
         if not gone and self._patience.is_alone(self.attachments):
@@ -679,7 +595,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
 
     def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> None:
         """``gone``: these have no other links."""
-        self._add_closing(Closing(_by_user(links), lambda: self.placement.links.give_back(*gone)))
+        self._add_closing(Closing(by_user(links), lambda: self.placement.links.give_back(*gone)))
 
     def _add_closing(self, new: Closing) -> None:
         with self._lock:
@@ -688,14 +604,16 @@ class Probes(TracedProcesses, Counts, PulseProbes):
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
     ) -> Window | None:
-        """Probes the entries of some subjects' functions for a while. None: the last window is not over, no file has
-        functions that are not probed anyway, or none could be probed. Each file that lacks its probes in a window is
-        counted, and each that kept one from beginning.
+        """Probes the entries of some subjects' functions for a while, beside the loop: ``settle_window`` once it has
+        begun or ended. None: the last window is not over, or no file has functions that are not probed anyway.
 
         Args:
             subjects: Those that are probed anyway are left out.
             seconds: For how long. They go on a thread of their own.
             only: Numbers of the calls of these subjects that are probed; None: all.
+
+        Raises:
+            RuntimeError: No thread can be started. Files that lack their probes in it are in ``lacking``, and counted.
         """
         self.lacking = []
         if self.window_goes:
@@ -706,40 +624,39 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             self._add_closing(self._window.closing)
             self._window = None
         chosen = frozenset(subjects) - self.probed - self.refused.keys()
-        files: list[tuple[Attachment, list[int]]] = []
-        lacking: list[Attachment] = []
+        in_order = [
+            (attachment, points)
+            for attachment in self._window_patience.begin(self.attachments)
+            if (points := window_points(attachment, chosen, self._pulse, only))
+        ]
+        if not in_order:
+            return None
         try:
-            for attachment in self._patience.begin(self.attachments):
-                by_program = _window_points(attachment, chosen, self._pulse, only)
-                links: list[int] = []
-                files.append((attachment, links))
-                before, has_all = attachment.unanswered, self._patience.has_turn(attachment) or not by_program
-                for name, points in by_program.items() if has_all else ():
-                    try:
-                        self._attach_program(attachment, name, points, links)
-                    except OSError as failure:
-                        if failure.errno == errno.ESRCH:  # its process has ended
-                            continue
-                        has_all = False
-                        break
-                if not has_all:
-                    lacking.append(attachment)
-                    if attachment.unanswered == before:
-                        self._count_unanswered(attachment)
-            self.lacking = lacking
-            files = [(attachment, links) for attachment, links in files if links]
-            if files:
-                self._window = Window(chosen, files, seconds, self.hits, lacking)
-        except BaseException:  # no thread can be started
-            counted = set(map(id, lacking))
-            for attachment in self.attachments:
-                if id(attachment) not in counted and _window_points(attachment, chosen, self._pulse, only):
-                    self._count_unanswered(attachment)
-                    lacking.append(attachment)
-            self.lacking = lacking
-            self._let_go_of([(attachment, (links, [])) for attachment, links in files], ())
+            self._window = Window(chosen, in_order, self._put_in_window, seconds, self.hits, only)
+        except BaseException:
+            self.lacking = [attachment for attachment, _ in in_order]
+            for attachment in self.lacking:
+                self._count_unanswered(attachment)
             raise
         return self._window
+
+    def _put_in_window(self, attachment: Attachment, name: str, points: list[tuple[int, int]]) -> list[int]:
+        if not self._window_patience.has_turn(attachment):
+            raise NotPutError(TimeoutError(errno.ETIMEDOUT, "its user has taken much time"), lambda: 0)
+        return put_in_time(attachment, self._making(attachment, name, points), self._window_patience)
+
+    def settle_window(self, window: Window) -> None:
+        """Takes note of files that lack their probes in a window that has begun, or ended: each is counted, once. To be
+        called by the thread that looks after those that were late."""
+        if not window.unsettled:
+            return
+        window.unsettled = False
+        window.came = [each for each in self.attachments if window.lacks(each, self._pulse)]
+        for attachment, note in window.late:
+            before = attachment.unanswered
+            self.unanswered += note()
+            if attachment.unanswered == before:
+                self._count_unanswered(attachment)
 
     def _count_unanswered(self, attachment: Attachment) -> None:
         attachment.unanswered += 1
@@ -747,7 +664,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
 
     @property
     def window_goes(self) -> bool:
-        """Whether the last window is not over, or its probes are going: none is opened before."""
+        """Whether the last window is not over, or its probes go: none is opened before."""
         return self._window is not None and (not self._window.end_ns or not self._window.gone())
 
     # --- prices
@@ -769,6 +686,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         """Takes away what is probed in windows, and the pulse."""
         if self._window is not None:
             self._window.close()
+            self.settle_window(self._window)
         self.set_pulse(())
 
     def close(self) -> None:
@@ -829,11 +747,6 @@ def _load(module: Module, backend: Backend | None, refused: dict[str, str]) -> B
     raise failure
 
 
-def _by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[frozenset[int], Links]]:
-    """Those of a file that several users map do not wait for what one of them has besides."""
-    return [(attachment.users, both) for attachment, both in links]
-
-
 def _fresh_target(numbers: tuple[int, int], before: NDArray[np.void] | None) -> NDArray[np.void]:
     """A process whose owner and user have these numbers. Of what it was before, its entries are still there."""
     target = np.zeros(1, records.TARGET)
@@ -858,21 +771,6 @@ def _probed_places(attachment: Attachment) -> list[int]:
         if name.endswith("_enter")
         for offset, _ in points
     ]
-
-
-def _window_points(
-    attachment: Attachment, subjects: Collection[Subject], pulse: Collection[int], only: Collection[int] | None
-) -> dict[str, list[tuple[int, int]]]:
-    """What a window probes of a file (``Probes.open_window``): programs with file offsets and cookies."""
-    by_program: dict[str, list[tuple[int, int]]] = {}
-    for subject in sorted(subjects):
-        for name, points in attachment.entries_of(subject).items():
-            by_program.setdefault(name, []).extend(
-                (offset, cookie)
-                for offset, cookie in points
-                if (call := cookie & 0xFF) not in pulse and (only is None or call in only)
-            )
-    return {name: points for name, points in by_program.items() if points}
 
 
 def flags(launch_ring_bytes: int) -> list[str]:

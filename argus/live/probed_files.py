@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, Attachment, the_same
-from argus.capture.late_probes import LateProbes
+from argus.capture.probing.late_probes import LateProbes
 from argus.capture.process.follow import Family
 from argus.capture.process.targets import TORCH_PYTHON, FileKey, Library, Target
 from argus.live.cost.attaching import ATTACH_S, OF_LOOP, Attaching

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.capture import patience
-from argus.capture import probes as module_of_probes
 from argus.capture.attachment import LONGEST_RETRY_S, RETRY_S, SOON_S, Attachment
 from argus.capture.kernel.links import PATIENCE_S, LateError
-from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_USERS, LateProbes
-from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
+from argus.capture.probing import patience
+from argus.capture.probing.late_probes import MOST, MOST_OF_OWNER, MOST_USERS, LateProbes
+from argus.capture.probing.patience import Patience
+from argus.capture.probing.pulse_probes import PulseLinks
+from argus.capture.probing.windows import GOING_NS
 from argus.capture.process.targets import find_libraries
-from argus.capture.pulse_probes import PulseLinks
 from argus.live import probed_files as module
 from argus.live.cost import attaching, mapped_elsewhere
 from argus.live.job import Job
@@ -724,7 +724,7 @@ def test_a_file_that_comes_late_is_probed_as_all_are_by_then(
         if not setting:
             for subject in sorted(probes.probed):
                 probes._attach_optional(attachment, subject, in_time=False)
-    monkeypatch.delattr("argus.capture.probes.link_in_time")
+    monkeypatch.delattr("argus.capture.probing.windows.link_in_time")
     monkeypatch.delattr("argus.capture.probes.Probes._close_soon")
     late.settle(probes, attachment)
     for _ in range(2):
@@ -1152,7 +1152,7 @@ def probes_on(paths: Sequence[str], owner: Owner = HONEST) -> Any:
     probes.probed, probes.refused, probes.entries_only = {"launches"}, {}, set()
     probes.backend, probes.unanswered, probes._closing, probes.lacking = "multi", 0, [], []
     probes._pulse, probes._pulse_links, probes.pulse_turn, probes.closed = frozenset(), {}, 0, False
-    probes._lock, probes._patience = threading.Lock(), Patience()
+    probes._lock, probes._patience, probes._window_patience = threading.Lock(), Patience(), Patience()
     probes.write_prices = lambda new=None: None
     probes.attachments = [Attachment(SimpleNamespace(open_path=path, roles=()), None, owner=owner) for path in paths]  # type: ignore[arg-type]
     for attachment in probes.attachments:
@@ -1360,7 +1360,7 @@ def test_where_no_thread_begins_files_are_tried_again_later(kernel: Kernel, monk
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr("argus.capture.late_probes.Aside", no_thread)
+        patched.setattr("argus.capture.probing.late_probes.Aside", no_thread)
         for _ in range(3):
             late.go_on(probes)
     assert (late.under_way, attachment.again_at) == (False, clock.now + SOON_S)
@@ -1419,11 +1419,10 @@ class Clocked(Kernel):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
         self.now, self.held, self.takes_s = 1000.0, set[str](), 0.02
-        monkeypatch.setattr("argus.capture.probes.link_in_time", self._in_time)
-        monkeypatch.setattr(
-            "argus.capture.probes.time",
-            SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9)),
-        )
+        monkeypatch.setattr("argus.capture.probing.windows.link_in_time", self._in_time)
+        clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9))
+        for name in ("probes", "probing.windows"):
+            monkeypatch.setattr(f"argus.capture.{name}.time", clock)
 
     def _in_time(self, make: Any, seconds: float) -> list[int]:
         if make.args[2] in self.held or self.takes_s > seconds:
@@ -1449,7 +1448,7 @@ def bare(paths: Sequence[str], owner: Owner = HONEST) -> Any:
 
 def without_probes(paths: Sequence[str], clocked: Clocked, owner: Owner = HONEST) -> Any:
     probes = bare(paths, owner)
-    probes._patience = clocked.patience()
+    probes._patience, probes._window_patience = clocked.patience(), clocked.patience()
     return probes
 
 
@@ -1458,10 +1457,19 @@ def end(window: Any) -> None:
     assert window.closing.wait(10)
 
 
+def open_window(probes: Any) -> Any:
+    """Opens one that ends at once."""
+    if (window := probes.open_window(["launches"], 0.0)) is not None:
+        window._thread.join(10)
+        assert window.end_ns
+        probes.settle_window(window)
+    return window
+
+
 CHANGES: dict[str, Any] = {
     "plan": lambda probes: probes.attach_optional("launches"),
     "pulse": lambda probes: (probes.probed.clear(), probes.set_pulse([1])),
-    "window": lambda probes: (probes.probed.clear(), probes.open_window(["launches"], 0.0)),
+    "window": lambda probes: (probes.probed.clear(), open_window(probes)),
 }
 
 
@@ -1519,10 +1527,8 @@ def whole_windows(probes: Any, clocked: Clocked, number: int, period_s: float = 
     whole = dict.fromkeys((each.owner[0] for each in probes.attachments), 0)
     for _ in range(number):
         CHANGES["window"](probes)
-        lacking = set(whole)
-        if probes._window is not None:
-            lacking = {each.owner[0] for each in probes._window.lacking}
-            end(probes._window)
+        lacking = {each.owner[0] for each in probes._window.lacking}
+        end(probes._window)
         for user in whole.keys() - lacking:
             whole[user] += 1
         for each in probes.attachments:
@@ -1574,12 +1580,12 @@ def test_a_file_that_does_not_answer_costs_no_other_user(users: int, monkeypatch
         waited_s -= clocked.now
         CHANGES["window"](probes)
         waited_s += clocked.now
-        if probes._window is not None:
+        end(probes._window)
+        if probes._window.begin_ns:
             windows += 1
-            end(probes._window)
             missed += sum(each.library.open_path != "0" for each in probes._window.lacking if users == 1)
             missed += probes.attachments[8] in probes._window.lacking
-        lost.update(map(id, probes.lacking if probes._window is None else probes._window.lacking))
+        lost.update(map(id, probes._window.lacking))
         for each in probes.attachments:
             each.answered()
         clocked.now += 2.0
@@ -1609,10 +1615,9 @@ def test_windows_that_a_resting_user_loses_are_counted(users: int, monkeypatch: 
     for _ in range(60):
         before = [each.unanswered for each in probes.attachments]
         CHANGES["window"](probes)
-        lacking = {id(each) for each in probes.lacking}
-        if probes._window is not None:
-            whole += not lacking
-            end(probes._window)
+        lacking = {id(each) for each in probes._window.lacking}
+        end(probes._window)
+        whole += bool(probes._window.begin_ns) and not lacking
         after = [each.unanswered for each in probes.attachments]
         grew = {id(each) for each, a, b in zip(probes.attachments, before, after, strict=True) if b == a + 1}
         assert grew == lacking, "each once"
@@ -1640,7 +1645,7 @@ def test_a_shared_file_is_not_up_to_who_mapped_it_first(first: Owner, monkeypatc
         waited_s -= clocked.now
         CHANGES["window"](probes)
         waited_s += clocked.now
-        assert not {*map(id, honest)} & {*map(id, probes.lacking)}
+        assert not {*map(id, honest)} & {*map(id, probes._window.lacking)}
         end(probes._window)
         for each in probes.attachments:
             each.answered()
@@ -1697,7 +1702,7 @@ def test_no_user_pays_more_for_a_shared_file_than_for_its_own(seed: int, monkeyp
             whole[alone] = 0
             for _ in range(30):
                 CHANGES["window"](probes)
-                whole[alone] += not {*map(id, honest)} & {*map(id, probes.lacking)}
+                whole[alone] += not {*map(id, honest)} & {*map(id, probes._window.lacking)}
                 end(probes._window)
                 for each in probes.attachments:
                     each.answered()
@@ -1730,14 +1735,14 @@ def test_a_lock_on_shared_files_takes_no_time_of_others_own(monkeypatch: pytest.
     begun = clocked.now
     CHANGES["window"](probes)
     assert clocked.now - begun <= patience.OF_USER_S + len(own) * clocked.takes_s + 0.001
-    assert list(map(id, probes.lacking)) == list(map(id, shared))
+    assert list(map(id, probes._window.lacking)) == list(map(id, shared))
     end(probes._window)
     for _ in range(20):  # a job may map none of the shared ones
         for each in probes.attachments:
             each.answered()
         clocked.now += 2.0
         CHANGES["window"](probes)
-        assert not {*map(id, own)} & {*map(id, probes.lacking)}
+        assert not {*map(id, own)} & {*map(id, probes._window.lacking)}
         end(probes._window)
     clocked.held.clear()
     clocked.now += 10.0
@@ -1765,7 +1770,7 @@ def test_who_maps_files_without_ranks_is_nobody_beside_who_is_alone(
         before = clocked.now
         CHANGES["window"](probes)
         waited_s += clocked.now - before - 30 * clocked.takes_s
-        whole += not {*map(id, files)} & {*map(id, probes.lacking)}
+        whole += not {*map(id, files)} & {*map(id, probes._window.lacking)}
         end(probes._window)
         for each in probes.attachments:
             each.answered()
@@ -1797,13 +1802,13 @@ def test_users_that_share_files_in_all_ways_take_no_time_of_others(seed: int, mo
         CHANGES["window"](probes)
         waited_s += clocked.now - before - len(honest) * clocked.takes_s
         assert clocked.now - before <= patience.LONGEST_S + 0.001
-        assert not {*map(id, honest)} & {*map(id, probes.lacking)}
+        assert not {*map(id, honest)} & {*map(id, probes._window.lacking)}
         end(probes._window)
         for each in probes.attachments:
             each.answered()
         clocked.now += 4.0
     most = patience.OF_A_USER * len(users)
-    assert len(probes._patience._saved) <= most + 2
+    assert len(probes._window_patience._saved) <= most + 2
     assert waited_s <= patience.OF_USERS * (clocked.now - begun) + most * (patience.OF_USER_S + patience.SAVED_S)
 
 
@@ -2027,7 +2032,7 @@ def test_files_that_fail_slowly_are_late_as_well(change: str, monkeypatch: pytes
         clocked.now += 0.02
         return list(make())
 
-    monkeypatch.setattr("argus.capture.probes.link_in_time", in_time)
+    monkeypatch.setattr("argus.capture.probing.windows.link_in_time", in_time)
     probes = without_probes([f"hostile {file}" for file in range(16)], clocked, HOSTILE)
     honest = without_probes([str(file) for file in range(8)], clocked).attachments
     probes.attachments += honest
@@ -2051,7 +2056,7 @@ def test_processes_that_have_ended_are_not_late(change: str, monkeypatch: pytest
             raise OSError(errno.ESRCH, "no such process")
         return list(make())
 
-    monkeypatch.setattr("argus.capture.probes.link_in_time", in_time)
+    monkeypatch.setattr("argus.capture.probing.windows.link_in_time", in_time)
     CHANGES[change](probes)
     assert probes.unanswered == 0
     assert all(each.answers for each in probes.attachments)
@@ -2077,7 +2082,7 @@ def test_files_that_answer_slowly_hold_no_change_for_long(monkeypatch: pytest.Mo
         each.optional_points |= dict.fromkeys(subjects, each.optional_points["launches"])
     begun = clocked.now
     assert probes.attach_optional(*subjects) > 0
-    assert clocked.now - begun <= patience.OF_USER_S + 0.05, "the others' user has taken its time"
+    assert clocked.now - begun <= 2 * patience.OF_USER_S + 0.05, "windows are not the loop's"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -2099,7 +2104,7 @@ def test_no_user_takes_the_time_of_another(seed: int, monkeypatch: pytest.Monkey
             raise LateError(Aside(list, "late"))
         return list(make())
 
-    monkeypatch.setattr("argus.capture.probes.link_in_time", in_time)
+    monkeypatch.setattr("argus.capture.probing.windows.link_in_time", in_time)
     first, waited_s = clocked.now, 0.0
     for turn in range(40):
         probes.attachments = list(honest)
@@ -2344,7 +2349,7 @@ def test_a_file_whose_probes_do_not_go_ends_no_windows(hanging: Hanging) -> None
     hanging.paths = {"held"}
     late = LateProbes()
     for turn in range(5):
-        window = probes.open_window(["launches"], 0.0)
+        window = open_window(probes)
         assert window is not None
         assert list(window.lacking) == [held] * (turn > 0)
         window._thread.join(10)
@@ -2353,9 +2358,9 @@ def test_a_file_whose_probes_do_not_go_ends_no_windows(hanging: Hanging) -> None
         while any(hanging.there(each.library.open_path) for each in honest) and time.monotonic() < deadline:
             time.sleep(0.01)
         if not turn:
-            assert probes.open_window(["launches"], 0.0) is None, "they may be about to go"
-        window.end_ns -= 2 * module_of_probes.GOING_NS
-        window.closing.moved_ns -= 2 * module_of_probes.GOING_NS
+            assert open_window(probes) is None, "they may be about to go"
+        window.end_ns -= 2 * GOING_NS
+        window.closing.moved_ns -= 2 * GOING_NS
         late.go_on(probes)
         assert hanging.there("held") == 1
     assert (held.unanswered, probes.unanswered) == (4, 4)
@@ -2366,9 +2371,40 @@ def test_a_file_whose_probes_do_not_go_ends_no_windows(hanging: Hanging) -> None
     while not held.late(0) and time.monotonic() < deadline:
         time.sleep(0.01)
     late.go_on(probes)
-    window = probes.open_window(["launches"], 0.0)
+    window = open_window(probes)
     assert list(window.lacking) == []
     end(window)
+
+
+def test_a_window_is_opened_beside_the_loop(kernel: Kernel) -> None:
+    """However long the kernel takes. A file that comes meanwhile has none of its probes."""
+    probes = with_windows(["0", "1"])
+    kernel.free.clear()
+    window = probes.open_window(["launches"], 0.0)
+    assert window.begin_ns == window.end_ns == 0
+    assert probes.window_goes
+    assert probes.open_window(["launches"], 0.0) is None
+    probes.attachments += [*with_windows(["2"]).attachments, Attachment(SimpleNamespace(), None)]  # type: ignore[arg-type]
+    kernel.free.set()
+    window._thread.join(10)
+    assert window.begin_ns
+    probes.settle_window(window)
+    assert window.lacking == probes.attachments[2:3]
+    assert probes.unanswered == 0, "it has not been late"
+    end(window)
+    assert len(kernel.made) == 2
+
+
+def test_a_window_that_is_ended_while_it_is_opened_leaves_no_probes(kernel: Kernel) -> None:
+    probes = with_windows(["0", "1"])
+    kernel.free.clear()
+    window = probes.open_window(["launches"], 60.0)
+    assert kernel.asked.wait(10)
+    window._over.set()
+    kernel.free.set()
+    window.close()
+    assert (window.begin_ns, len(kernel.made)) == (0, 1)
+    assert kernel.closed == [*kernel.made]
 
 
 def test_a_shared_file_s_probes_go_whatever_else_hangs_of_who_mapped_it_first(hanging: Hanging) -> None:
@@ -2378,7 +2414,7 @@ def test_a_shared_file_s_probes_go_whatever_else_hangs_of_who_mapped_it_first(ha
     shared.mapped_by(frozenset([HONEST, HOSTILE]))
     probes.attachments.append(shared)
     hanging.paths = {each.library.open_path for each in probes.attachments} - {"libcuda"}
-    window = probes.open_window(["launches"], 0.0)
+    window = open_window(probes)
     window._thread.join(10)
     assert window.end_ns
     deadline = time.monotonic() + 10

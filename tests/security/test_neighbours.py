@@ -28,9 +28,9 @@ from argus.capture import attachment, owners, placement, sampler, under_way
 from argus.capture import probes as bpf
 from argus.capture.call_prices import CallPrices
 from argus.capture.kernel.ring import HEADER_BYTES
-from argus.capture.patience import Patience
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
+from argus.capture.probing.patience import Patience
 from argus.capture.process.mapped import Allowance
 from argus.capture.process.names import KernelNames
 from argus.capture.process.pytorch import LAYOUTS

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.capture.late_probes import LateProbes
+from argus.capture.probing.late_probes import LateProbes
 from argus.live.cost.governor import Plan, Rung
 from argus.live.job import Job, Member
 from argus.live.sides import probing
@@ -181,7 +181,8 @@ def test_a_job_that_waits_for_its_pulse_waits_no_longer_than_for_that(
         side.poll(0.0)
         assert (state.seen, state.lacking, state.spans) == (False, [], [(1_000, 2_000)])
     else:
-        probes.open_window = lambda *_: SimpleNamespace(begin_ns=3_000, end_ns=0, lacking=())
+        probes.open_window = lambda *_: SimpleNamespace(begin_ns=3_000, end_ns=0, lacking=(), failure=None)
+        probes.settle_window = lambda _: None
         monkeypatch.setattr(job, "note_queues", lambda: None)
         side._session.roster.jobs.append(job)
         side._thinned.add(job)
@@ -221,7 +222,7 @@ def test_a_pulse_that_the_kernel_refuses_is_put_off(kernel: Kernel, monkeypatch:
         return kernel._link(backend, program, path, points, at_exit, pid)
 
     monkeypatch.setattr("argus.capture.probes.link", refuse)
-    monkeypatch.setattr("argus.capture.late_probes.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("argus.capture.probing.late_probes.time.monotonic", lambda: clock.now)
     for _ in range(20):
         late.go_on(probes)
         join(late)
@@ -395,12 +396,12 @@ def test_steps_go_on_where_launches_are_probed_throughout_again(
     side, job, state = all_is_probed_again(probes, clock, monkeypatch)
     steps: Any = job.thinned
     begin_ns = state.spans[-1][0]
-    window = SimpleNamespace(begin_ns=clock.ns, end_ns=0, subjects=("launches",), hits=0, lacking=())
+    window = SimpleNamespace(begin_ns=clock.ns, end_ns=0, subjects=("launches",), hits=0, lacking=(), failure=None)
     if counted != "throughout":
         probes.set_pulse(())
         state.end(clock.ns)
     if counted == "in a window that goes on":
-        side._window = window  # type: ignore[assignment]
+        side._window, side._noted = window, True  # type: ignore[assignment]
         side._begin_span(job, state, window.begin_ns)
     elif counted == "waits for a file":
         state.lacking = list(probes.attachments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import threading
@@ -15,8 +14,9 @@ import pytest
 
 from argus.capture import probes as module_of_probes
 from argus.capture.kernel.links import PATIENCE_S, STEADY_S, Closing, LateError, link_in_time
-from argus.capture.late_probes import MOST, MOST_OF_OWNER, MOST_SLOW_TO_GO, LateProbes
-from argus.capture.patience import LONGEST_S
+from argus.capture.probing import windows
+from argus.capture.probing.late_probes import MOST, MOST_OF_OWNER, MOST_SLOW_TO_GO, LateProbes
+from argus.capture.probing.patience import LONGEST_S
 from argus.system.aside import Aside
 from tests.security.test_attaching import (
     HONEST,
@@ -25,6 +25,7 @@ from tests.security.test_attaching import (
     closings_have_ended,  # noqa: F401
     join,
     kernel,  # noqa: F401
+    open_window,
     probes_on,
     with_windows,
 )
@@ -154,12 +155,12 @@ def test_no_window_begins_while_probes_of_the_last_one_are_going(
 ) -> None:
     """Those of files that hang are not waited for: none has gone for a second since others went. A job whose files
     still have theirs would have no part in the next window."""
-    window: Any = module_of_probes.Window.__new__(module_of_probes.Window)
+    window: Any = windows.Window.__new__(windows.Window)
     window._links = [(SimpleNamespace(owner=(user, "")), [1]) for user in range(users)]
     window.end_ns = 10**12
     moved_ns = 10**12 + int(moved_s * 1e9) if moved_s else 0
     window.closing = SimpleNamespace(wait=lambda _: False, moved_ns=moved_ns)
-    monkeypatch.setattr(module_of_probes.time, "monotonic_ns", lambda: 10**12 + int(now_s * 1e9))
+    monkeypatch.setattr(windows.time, "monotonic_ns", lambda: 10**12 + int(now_s * 1e9))
     assert window.gone() is gone
     window.closing.wait = lambda _: True
     assert window.gone()
@@ -221,37 +222,44 @@ def test_a_file_that_cannot_be_closed_costs_only_itself(monkeypatch: pytest.Monk
     assert (closed, ended) == ([0, 2, 3, 4], [True])
 
 
-def test_a_window_whose_probes_cannot_be_taken_away_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["Closing", "by_user"])
+def test_a_window_whose_probes_cannot_be_taken_away_is_not_the_last(
+    what: str,
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probes = with_windows(["0"])
+
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    window: Any = module_of_probes.Window.__new__(module_of_probes.Window)
-    window._over, window._links, window.hits, window.end_ns = threading.Event(), [], 0, 0
-    window._count = fail
-    monkeypatch.setattr(module_of_probes, "Closing", fail)
-    with pytest.raises(MemoryError):
-        window._run(0.0)
-    assert window.end_ns
+    nothing = Closing(())
+    monkeypatch.setattr(windows, what, lambda *words: fail() if words != ((),) else nothing)
+    window = open_window(probes)
+    assert window.begin_ns
+    assert isinstance(window.failure, MemoryError)
+    assert window.gone()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_calls_of_a_window_are_those_that_came_in_it(fails: bool) -> None:
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_calls_of_a_window_are_those_that_came_in_it(fails: int, kernel: Kernel) -> None:  # noqa: F811
     """If they could not be counted at its end, those of before were taken off: its cost was negative."""
-    counted = iter([1000, 1007])
+    probes, counted = with_windows(["0"]), iter([1000, 1007])
 
     def hits() -> Any:
         number = next(counted)
-        if fails and number > 1000:
+        if fails and number == (1000, 1007)[fails - 1]:
             raise MemoryError
         return np.full(256, number, np.int64)
 
-    window: Any = module_of_probes.Window.__new__(module_of_probes.Window)
-    window._over, window._links, window._count, window.end_ns = threading.Event(), [], hits, 0
-    window.hits = -hits()
-    with pytest.raises(MemoryError) if fails else contextlib.nullcontext():
-        window._run(0.0)
+    probes.hits = hits
+    window = open_window(probes)
     assert window.end_ns
+    assert bool(window.begin_ns) == (fails != 1)
+    assert isinstance(window.failure, MemoryError) == bool(fails)
     assert window.hits.tolist() == [0 if fails else 7] * 256
+    assert window.closing.wait(10)
+    assert sorted(kernel.closed) == sorted(kernel.made)
 
 
 def test_a_window_without_a_thread_is_counted(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -278,25 +286,31 @@ def test_what_is_opened_before_the_last_window_is_gone_lacks_nothing(kernel: Ker
     probes._window = None
 
 
-def test_a_window_that_breaks_leaves_no_probes(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+@pytest.mark.parametrize("breaks", [0, 1, 2])
+def test_a_window_that_breaks_leaves_no_probes(
+    breaks: int,
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What had been put on before stayed."""
     probes = with_windows(["0", "1", "2"])
-    attach = probes._attach_program
+    put = probes._put_in_window
 
-    def fail(attachment: Any, *words: Any) -> None:
-        if attachment is probes.attachments[1]:
+    def fail(attachment: Any, *words: Any) -> Any:
+        if attachment is probes.attachments[breaks]:
             raise MemoryError
-        attach(attachment, *words)
+        return put(attachment, *words)
 
-    monkeypatch.setattr(probes, "_attach_program", fail)
-    with pytest.raises(MemoryError):
-        probes.open_window(["launches"], 0.0)
-    for closing in probes._closing:
-        assert closing.wait(10)
+    monkeypatch.setattr(probes, "_put_in_window", fail)
+    window = open_window(probes)
+    assert not window.begin_ns
+    assert isinstance(window.failure, MemoryError)
+    assert window.closing.wait(10)
     assert sorted(kernel.closed) == sorted(kernel.made)
-    assert kernel.made
-    assert probes.lacking == probes.attachments, "nor was anything seen of the last one"
+    assert len(kernel.made) == breaks
+    assert {*map(id, window.lacking)} == {*map(id, probes.attachments)}, "nor was anything seen of the last one"
     assert [each.unanswered for each in probes.attachments] == [1, 1, 1]
+    assert not probes.window_goes
 
 
 def test_where_no_thread_begins_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,20 +335,3 @@ def test_late_probes_are_taken_away_by_the_thread_that_made_them(monkeypatch: py
     go.set()
     assert late.value.wait(10)
     assert closed == [[([7], [])]]
-
-
-def test_a_window_that_cannot_begin_leaves_no_probes(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """At each poll its links were lost, and their probes stayed."""
-    probes = with_windows(["0", "1"])
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(module_of_probes, "Window", fail)
-    with pytest.raises(RuntimeError):
-        probes.open_window(["launches"], 0.0)
-    assert not probes.window_goes
-    for closing in probes._closing:
-        assert closing.wait(10)
-    assert sorted(kernel.closed) == sorted(kernel.made)
-    assert kernel.made

@@ -158,6 +158,8 @@ class CallSide(Side):
     def work(self, now: float, *, final: bool = False) -> None:
         """Turns what the rings brought into rows and steps, and gives the GPU side its part."""
         self.seen_ns = self.drained_ns
+        with self._session.bulkheads.part(ProbingSide.name):
+            self._probing.take_note(self.drained_ns)
         self._session.fill_look_ups(now)
         if not final:
             self._shares.begin_turn(now)

@@ -1,16 +1,16 @@
 """The side that probes calls: attaches and removes probes as ``live.cost.governor.Plan`` has it, opens windows in
 turns, and finds the call by which steps are counted where collectives are observed in windows only.
 
-A window ends by itself (``capture.probes.Window``). Calls made while its probes are being attached or removed are in no
-window, since some functions are probed then and others not. A **sample** is a window of a few steps now and then, for
-their phases; it does not change the windows of other subjects.
+A window begins and ends by itself (``capture.probing.windows.Window``). Calls made while its probes are being attached
+or removed are in no window, since some functions are probed then and others not. A **sample** is a window of a few
+steps now and then, for their phases; it does not change the windows of other subjects.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 from weakref import WeakSet
@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.attachment import Attachment, Subject, subject_of
-from argus.capture.probes import Window
+from argus.capture.probing.windows import Window
 from argus.live.cost.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET, PATIENCE, Part, Plan, Rung
 from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.side import Side
 from argus.live.sides.gpu_times import GpuSide
-from argus.live.sides.windows_seen import Kind, WindowsSeen
+from argus.live.sides.windows_seen import WindowsSeen
 from argus.model import calls, event_kinds, records
 from argus.model.losses import UNKNOWN, Owner
 from argus.semantics.steps.by_calls import collective_codes, launch_codes
@@ -217,6 +217,14 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Whether the window is for the pulse alone."""
         self._sample = False
         """Whether the window is a sample."""
+        self._there: set[int] = set()
+        """Jobs when it was opened (their ``id``)."""
+        self._noted = False
+        """Whether it was taken note that it has begun."""
+        self._length_s = 0.0
+        """How long it is to be."""
+        self._fed_ns = 0
+        """What was called before this has been fed, CLOCK_MONOTONIC."""
         self._left_out: set[int] = set()
         """Jobs of which not all was seen in the window (their ``id``): it is none of theirs."""
         self._due = self._sample_due = 0.0
@@ -365,8 +373,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         for job in jobs:
             if job not in self._thinned:
                 self._thin(job, time.monotonic_ns())
-        if self._window is not None and self._window.end_ns:
-            self._end_window(self._window, jobs)
+        self.take_note()
         self._see_again()
         may = self._window is None and not self._session.probes.window_goes
         self._wait(now, may)
@@ -390,25 +397,52 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             period = max(length * share / (OF_BUDGET * self._budget), 2 * length)
         only = alone if self._of_pulse else None
         self._due = now + period
-        self._open("windows", [s for s in SUBJECTS if s in self.plan.windowed], length, only)
-        if self._window is None:
+        self._open([s for s in SUBJECTS if s in self.plan.windowed], length, only)
+
+    def take_note(self, fed_ns: int = 0) -> None:
+        """Takes note that a window has begun, or is over. To be called before calls are fed that may have been made in
+        it.
+
+        Args:
+            fed_ns: What was called before this is fed now, CLOCK_MONOTONIC; 0: nothing is.
+        """
+        window = self._window
+        if window is not None:
+            over = bool(window.end_ns)
+            if not self._noted and (over or window.begin_ns):
+                self._noted = True
+                self._session.probes.settle_window(window)
+                self._begin_window(window)
+            if over:
+                self._end_window(window)
+        self._fed_ns = max(self._fed_ns, fed_ns)
+        if window is not None and window.failure is not None and self._window is None:
+            raise window.failure
+
+    def _begin_window(self, window: Window) -> None:
+        """It has begun, or nothing was seen in it."""
+        self._left_out = _left_out(window.lacking, self._session)
+        if not window.begin_ns:
             return
-        self._left_out = _left_out(self._window.lacking, self._session)
-        if not self._of_pulse:
-            self._windows.append((self._window, self._left_out))
-        for job in jobs:
+        begin_ns = max(window.begin_ns, self._fed_ns)  # its first calls may have been fed already
+        window.begin_ns = min(begin_ns, window.end_ns or begin_ns)
+        if not self._of_pulse and not self._sample:
+            self._windows.append((window, self._left_out))
+        for job in self._jobs_of_window():
             job.note_queues()
             if id(job) in self._left_out:
                 continue
-            self._begin_passes(job, self._window.begin_ns, seen=not self._of_pulse)
+            if self._sample:
+                job.sampled.begin(window.begin_ns)
+            self._begin_passes(job, window.begin_ns, seen=not self._of_pulse)
             state = self._jobs.get(id(job), (job, None))[1]
-            if state is None:
+            if state is None or self._sample:
                 continue
             if state.pulse is None:
                 # Of one that is over nothing comes: none would be found, and windows would grow.
-                state.searched = None if job.over_since else _Searched(self._window.begin_ns)
+                state.searched = None if job.over_since else _Searched(window.begin_ns)
             elif not state.seen and not state.lacking and not state.after_window:
-                self._begin_span(job, state, self._window.begin_ns)
+                self._begin_span(job, state, window.begin_ns)
 
     def _wait(self, now: float, may: bool) -> None:
         """Sets when to ask again whether a window may begin, if one is to: the longer that lasts, the more seldom."""
@@ -424,28 +458,30 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         subjects = [s for s in SUBJECTS if s in self.plan.sampled | (self.plan.windowed & marking)]
         self._sample_due = now + self.plan.sample_period_s
         self._of_pulse = False
-        self._open("samples", subjects, self.plan.sample_s)
-        self._sample = self._window is not None
-        if self._window is None:
-            return
-        self._left_out = _left_out(self._window.lacking, self._session)
-        for job in self._session.jobs:
-            job.note_queues()
-            if id(job) in self._left_out:
-                continue
-            job.sampled.begin(self._window.begin_ns)
-            self._begin_passes(job, self._window.begin_ns, seen=True)
+        self._open(subjects, self.plan.sample_s, sample=True)
 
-    def _open(self, kind: Kind, subjects: list[Subject], length_s: float, only: Collection[int] | None = None) -> None:
+    def _open(
+        self, subjects: list[Subject], length_s: float, only: Collection[int] | None = None, *, sample: bool = False
+    ) -> None:
         """Opens a window. One that cannot begin, for whatever reason, is lost."""
+        self._sample, self._noted, self._length_s = sample, False, length_s
+        self._there = set(map(id, self._session.jobs))
         try:
             self._window = self._session.probes.open_window(subjects, length_s, only)
         finally:
-            if self._window is None and not self._of_pulse:
-                left_out = _left_out(self._session.probes.lacking, self._session)
-                for job in self._session.jobs:
-                    if id(job) in left_out:
-                        self.had.add(job, kind, length_s * 1e9, had=False)
+            if self._window is None:
+                self._lose(_left_out(self._session.probes.lacking, self._session))
+        self.take_note()
+
+    def _jobs_of_window(self) -> list[Job]:
+        """Those that there were when it was opened: it is none of others."""
+        return [job for job in self._session.jobs if id(job) in self._there]
+
+    def _lose(self, left_out: Collection[int]) -> None:
+        """A window has not begun: jobs that lacked probes in it (their ``id``) lost it."""
+        for job in self._jobs_of_window() if not self._of_pulse else ():
+            if id(job) in left_out:
+                self.had.add(job, "samples" if self._sample else "windows", self._length_s * 1e9, had=False)
 
     @staticmethod
     def _begin_passes(job: Job, begin_ns: int, *, seen: bool) -> None:
@@ -464,9 +500,12 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         if absent and "math" not in self.plan.off and self._gpu.wants_math:
             probes.attach_optional("math")
 
-    def _end_window(self, window: Window, jobs: Iterable[Job]) -> None:
-        self._window, sample, self._sample = None, self._sample, False
-        for job in jobs:
+    def _end_window(self, window: Window) -> None:
+        self._window, sample = None, self._sample
+        if not window.begin_ns:
+            self._lose(self._left_out)
+            return
+        for job in self._jobs_of_window():
             job.note_queues()
             had = id(job) not in self._left_out
             if not self._of_pulse:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.attachment import Attachment, Subject
-from argus.capture.probes import Window
+from argus.capture.probing.windows import Window
 from argus.live.cost.governor import Plan, Rung
 from argus.live.coverage import Seen
 from argus.live.job import Job, Member

@@ -296,7 +296,8 @@ def test_room_is_made_in_each_turn() -> None:
     session = a_session(None, jobs=[job])
     idle: Any = SimpleNamespace(collects=False)
     session.probes = SimpleNamespace(rings=dict, trains=lambda users: None)
-    side = CallSide(session, idle, *[SimpleNamespace()] * 3)  # type: ignore[arg-type]
+    probing: Any = SimpleNamespace(take_note=lambda _: None)
+    side = CallSide(session, idle, probing, *[SimpleNamespace()] * 2)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(session), "calls_come", False)
         side.work(1.0)

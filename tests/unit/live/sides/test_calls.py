@@ -41,7 +41,7 @@ class Side:
             )
             self.members[pid] = job.members[pid] = Member(target, rank, "order")
             self.session.roster.by_pid[pid] = job, self.members[pid]
-        probing: Any = SimpleNamespace(until_ns=lambda _: 1 << 62, feed=lambda *_: None)
+        probing: Any = SimpleNamespace(until_ns=lambda _: 1 << 62, feed=lambda *_: None, take_note=lambda _: None)
         self.calls = CallSide(self.session, SimpleNamespace(), probing, *[SimpleNamespace()] * 2)  # type: ignore[arg-type]
 
     def _of_job(self, events: tuple[NDArray[np.void], ...]) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
@@ -469,7 +469,8 @@ class Ending:
         jobs = self.jobs if alone else [*self.jobs, self.other]
         self.session: Any = a_session(SimpleNamespace(append=lambda *_: None), jobs=jobs)
         gpu: Any = SimpleNamespace(collects=False)
-        self.calls = CallSide(self.session, gpu, *[SimpleNamespace()] * 3)  # type: ignore[arg-type]
+        probing: Any = SimpleNamespace(take_note=lambda _: None)
+        self.calls = CallSide(self.session, gpu, probing, *[SimpleNamespace()] * 2)  # type: ignore[arg-type]
         self.stored: list[str] = []
         monkeypatch.setattr(self.calls._steps, "store", self._store)
         monkeypatch.setattr(call_shares, "time", SimpleNamespace(thread_time=lambda: self.cpu_s))

@@ -148,7 +148,7 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
         def open_window(_subjects: Any, length: float, _only: Any, opened: list[float] = opened) -> Any:
             opened.append(length)
             return SimpleNamespace(
-                begin_ns=len(opened) * 10**9, end_ns=0, subjects=("collectives",), hits=0, lacking=()
+                begin_ns=len(opened) * 10**9, end_ns=0, subjects=("collectives",), hits=0, lacking=(), failure=None
             )
 
         session.probes = SimpleNamespace(
@@ -156,6 +156,7 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
             refused={},
             pulse=set(),
             open_window=open_window,
+            settle_window=lambda _: None,
             window_goes=False,
             prices_of=lambda files: CallPrices(*np.zeros((3, 256))),
         )
@@ -172,7 +173,7 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
             side.poll(float(turn))
             assert side._window is not None
             side._window.end_ns = side._window.begin_ns + 10**7
-            side._end_window(side._window, session.roster.jobs)
+            side._end_window(side._window)
             side.find_pulses(1 << 62)
     assert lengths[True] == [0.02] * 4
     assert lengths[False] == [0.02, 0.04, 0.08, 0.16]
@@ -225,10 +226,14 @@ def test_a_window_without_probes_on_a_file_is_no_window_of_its_jobs(counted_by: 
     def open_window(*_: Any) -> Any:
         begin_ns = 10**9 * (1 + len(begun))
         begun.append(begin_ns)
-        return SimpleNamespace(begin_ns=begin_ns, end_ns=0, subjects=("backward",), hits=0, lacking=list(lacking))
+        return SimpleNamespace(
+            begin_ns=begin_ns, end_ns=0, subjects=("backward",), hits=0, lacking=list(lacking), failure=None
+        )
 
     begun: list[int] = []
-    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set(), open_window=open_window, window_goes=False)  # type: ignore[assignment]
+    session.probes = SimpleNamespace(  # type: ignore[assignment]
+        probed=set(), refused={}, pulse=set(), open_window=open_window, settle_window=lambda _: None, window_goes=False
+    )
     side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
     rungs = (Rung.RANGES,) if sample else (Rung.RANGES, Rung.BACKWARD)
     side.plan = Plan(rungs, duty=0.25, length_s=0.1, period_s=0.4, sample_s=0.1, sample_period_s=0.4)
@@ -254,7 +259,7 @@ def test_a_window_without_probes_on_a_file_is_no_window_of_its_jobs(counted_by: 
         side.poll(1.0)
         assert side._window is not None
         side._window.end_ns = side._window.begin_ns + 10**8
-        side._end_window(side._window, jobs)
+        side._end_window(side._window)
     if counted_by == "calls":
         seen = watched
     elif sample:

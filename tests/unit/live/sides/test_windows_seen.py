@@ -35,7 +35,7 @@ class Node:
         self.begun, self.ns = 0, S
         self.probes = SimpleNamespace(
             probed=set(), refused={}, pulse=frozenset(), window_goes=False, attachments=self.files,
-            open_window=self._open, lacking=[],
+            open_window=self._open, settle_window=lambda _: None, lacking=[],
         )  # fmt: skip
         session.probes = self.probes
         session.roster.attachments_of = lambda member: [self.files[member.target.pid]]  # type: ignore[method-assign]
@@ -56,8 +56,9 @@ class Node:
         if len(self.lacking) == len(self.files):
             return None
         return SimpleNamespace(
-            begin_ns=self.ns, end_ns=0, subjects=subjects, lacking=self.probes.lacking, hits=np.zeros(256, np.int64)
-        )
+            begin_ns=self.ns, end_ns=0, subjects=subjects, lacking=self.probes.lacking, hits=np.zeros(256, np.int64),
+            failure=None,
+        )  # fmt: skip
 
     def turn(self, *lacking: int, calls: int = 100) -> None:
         """A window in which these jobs lack their probes. The others make so many calls, these half."""
@@ -70,7 +71,7 @@ class Node:
                 self.side.count("launches", ts, job)
                 job.members[0].launches += len(ts)
             window.end_ns = self.ns + S // 10
-            self.side._end_window(window, self.session.jobs)
+            self.side._end_window(window)
         self.ns += 4 * S // 10
 
     def seen(self) -> list[Any]:
@@ -221,3 +222,77 @@ def test_a_share_is_that_of_the_last_windows(seed: int) -> None:
             assert share == 1.0, "exactly, as if nothing were counted"
     assert rows < len(windows) / 2
     assert had.share(job, "samples") == 1.0
+
+
+def opening(node: Node) -> SimpleNamespace:
+    """A window whose probes are being put on."""
+    window = SimpleNamespace(
+        begin_ns=0, end_ns=0, subjects=("launches",), lacking=[], hits=np.zeros(256, np.int64), failure=None
+    )
+    node.probes.open_window = lambda *_: window
+    node.side._due = 0.0
+    node.side.poll(1.0)
+    assert node.side._window is window
+    return window
+
+
+def test_a_window_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its probes took up to five seconds of the loop's time on a busy node."""
+    node = Node(monkeypatch)
+    window, job = opening(node), node.jobs[0]
+    node.side.count("launches", np.array([S + 1], np.uint64), job)
+    node.side.poll(2.0)
+    window.begin_ns = 2 * S
+    node.side.take_note(3 * S)
+    node.side.count("launches", np.array([2 * S - 1, 2 * S, 3 * S], np.uint64), job)
+    window.end_ns = 4 * S
+    node.side.take_note(5 * S)
+    node.side.count("launches", np.array([4 * S - 1, 4 * S + 1], np.uint64), job)
+    assert node.side._window is None
+    assert node.side._in_windows["launches"] == 3
+    assert node.side.on_ns["launches"] == 2 * S
+
+
+@pytest.mark.parametrize(("fed_ns", "begin_ns"), [(2 * S, 3 * S), (3 * S + 5, 3 * S + 5), (9 * S, 4 * S)])
+def test_calls_that_were_fed_before_it_was_known_that_a_window_had_begun_are_in_none(
+    fed_ns: int, begin_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be missing in it: steps would be counted that took longer."""
+    node = Node(monkeypatch)
+    window = opening(node)
+    node.side.take_note(fed_ns)
+    window.begin_ns, window.end_ns = 3 * S, 4 * S
+    node.side.take_note(10 * S)
+    assert window.begin_ns == begin_ns
+    assert node.side.on_ns["launches"] == 4 * S - begin_ns
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_window_is_none_of_a_job_that_came_while_it_was_opened(comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor of one that was there, and of which a file came."""
+    node = Node(monkeypatch)
+    late = node.jobs[1]
+    if comes:
+        node.session.roster.jobs.remove(late)
+    window = opening(node)
+    if comes:
+        node.session.roster.jobs.append(late)
+    else:
+        window.lacking = [node.files[1]]
+    passes: list[Job] = []
+    monkeypatch.setattr(node.side, "_begin_passes", lambda job, *_, **__: passes.append(job))
+    window.begin_ns, window.end_ns = 2 * S, 3 * S
+    node.side.take_note()
+    assert passes == node.jobs[:1]
+    assert [node.side.had.share(job, "windows") for job in node.jobs] == [1.0, 1.0 if comes else 0.0]
+
+
+def test_a_window_that_breaks_while_it_is_opened_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    window = opening(node)
+    window.lacking, window.failure, window.end_ns = list(node.files), MemoryError(), 3 * S
+    with pytest.raises(MemoryError):
+        node.side.take_note()
+    node.side.take_note()
+    assert node.side._window is None
+    assert [node.side.had.share(job, "windows") for job in node.jobs] == [0.0, 0.0]

@@ -14,7 +14,7 @@ from argus.capture.attachment import Attachment, Subject
 
 if TYPE_CHECKING:
     from argus.capture.kernel.links import Links
-    from argus.capture.patience import Patience
+    from argus.capture.probing.patience import Patience
 
 Points = dict[str, list[tuple[int, int]]]
 """Programs, with file offsets and cookies."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from argus.capture.attachment import SOON_S, Attachment, Subject
-from argus.capture.pulse_probes import PulseLinks
+from argus.capture.probing.pulse_probes import PulseLinks
 from argus.model.losses import Owner
 from argus.system.aside import Aside
 

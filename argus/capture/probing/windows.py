@@ -1,0 +1,230 @@
+"""Windows: stretches of time in which some functions are probed. Their probes are put on, and taken away, by threads of
+their own: however long a file, or a kernel that is busy, takes, rings are drained meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture.attachment import Attachment, Subject
+from argus.capture.kernel.links import PATIENCE_S, Closing, LateError, Links, link_in_time
+from argus.capture.probing.patience import Patience
+
+Points = dict[str, list[tuple[int, int]]]
+"""Programs, with file offsets and cookies."""
+GOING_NS = 1_000_000_000
+"""Within that a window's probes are gone where everybody answers, or those of one file after those of another: before,
+no other window begins."""
+LONGEST_GOING_NS = 8_000_000_000
+"""However many there are, none is waited for longer. On a busy node those of 30 files took 6.3 s. A window that begins
+before is none of a job whose files still have theirs."""
+
+
+class NotPutError(Exception):
+    """Probes are not on a file.
+
+    Attributes:
+        failure: Why.
+        note: To be called by the thread that looks after files that were late. Returns whether that is one more of what
+            the file lacked.
+    """
+
+    def __init__(self, failure: OSError, note: Callable[[], int]) -> None:
+        super().__init__(failure)
+        self.failure, self.note = failure, note
+
+
+def put_in_time(attachment: Attachment, make: Callable[[], list[int]], patience: Patience) -> list[int]:
+    """Probes a file, which is waited for a while, and not at all while it is not known that it answers.
+
+    Args:
+        attachment: The file.
+        make: Returns links.
+        patience: How long it is waited for.
+
+    Raises:
+        NotPutError: It does not answer, or did not, or there is no time for it.
+        OSError: Its process has ended.
+    """
+    if not attachment.answers:
+        raise NotPutError(TimeoutError(errno.ETIMEDOUT, "the file did not answer before"), attachment.count_left_out)
+    seconds, begun = patience.seconds(attachment), time.monotonic()
+    if not seconds:
+        raise NotPutError(TimeoutError(errno.ETIMEDOUT, "others have taken the time"), attachment.skip)
+    came = False
+    try:
+        links = link_in_time(make, seconds)
+        came = True
+    except OSError as failure:
+        came = failure.errno == errno.ESRCH
+        if came:
+            raise
+        late = failure.wait if isinstance(failure, LateError) else lambda _: True
+        raise NotPutError(failure, partial(attachment.did_not_answer, late)) from failure
+    finally:
+        patience.spend(attachment, time.monotonic() - begun, came=came)
+    return links
+
+
+class Late(NamedTuple):
+    """A file that lacks its probes, or some, in a window.
+
+    Attributes:
+        attachment: The file.
+        note: As ``NotPutError`` has it.
+    """
+
+    attachment: Attachment
+    note: Callable[[], int]
+
+
+class Window:
+    """A stretch of time for which some subjects are probed, at their entries. It begins once the probes are on that
+    come in time, and ends by itself, both on a thread of its own: whoever polls may be late, and the job would pay for
+    it.
+
+    Args:
+        subjects: Which.
+        files: Files, with what is to be probed of them, in the order to go through them.
+        put: Returns links that hold a program's probes on a file, or raises as ``put_in_time``.
+        seconds: For how long.
+        hits: Calls of each function so far, shape (256,), by its number.
+        only: Numbers of the calls that are probed; None: all of these subjects.
+
+    Attributes:
+        subjects, only: As above.
+        begin_ns: When all probes were on that came, CLOCK_MONOTONIC; 0: they are not yet, or none came.
+        end_ns: When they began to go; 0: they have not. Of later calls only some were seen.
+        hits: Calls of each function meanwhile, shape (256,), by its number, once it has ended.
+        closing: Of its probes, once it has ended.
+        late: Files that lack their probes, or some, once it has begun, or ended: what processes called that map them
+            was seen in part.
+        came: Files that came while it was opened, and have none of its probes.
+        unsettled: Whether these are to be taken note of (``Probes.settle_window``).
+        failure: What broke it.
+    """
+
+    def __init__(
+        self,
+        subjects: frozenset[Subject],
+        files: Sequence[tuple[Attachment, Points]],
+        put: Callable[[Attachment, str, list[tuple[int, int]]], list[int]],
+        seconds: float,
+        hits: Callable[[], NDArray[np.int64]],
+        only: Collection[int] | None = None,
+    ) -> None:
+        self.subjects, self.only = subjects, only
+        self._files, self._put, self._count = files, put, hits
+        self._known = {id(attachment) for attachment, _ in files}
+        self.hits = np.zeros(256, np.int64)
+        self.begin_ns = self.end_ns = 0
+        self.late: list[Late] = []
+        self.came: list[Attachment] = []
+        self.unsettled = True
+        self.failure: BaseException | None = None
+        self._links: list[tuple[Attachment, list[int]]] = []
+        self.closing = Closing(())
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(seconds,), name="argus-window", daemon=True)
+        self._thread.start()
+
+    @property
+    def lacking(self) -> list[Attachment]:
+        """Files of ``late`` and ``came``."""
+        return [*(each.attachment for each in self.late), *self.came]
+
+    def lacks(self, attachment: Attachment, pulse: Collection[int]) -> bool:
+        """Whether a file with functions of it came while it was opened. ``pulse``: calls that are probed anyway."""
+        return id(attachment) not in self._known and bool(window_points(attachment, self.subjects, pulse, self.only))
+
+    def _run(self, seconds: float) -> None:
+        try:
+            self._open()
+            if self._links and not self._over.is_set():
+                before = self._count()
+                self.begin_ns = time.monotonic_ns()
+                self._over.wait(seconds)
+                self.hits = self._count() - before
+        except BaseException as failure:
+            self.failure = failure
+        finally:
+            end_ns = time.monotonic_ns()
+            try:
+                self.closing = Closing(by_user((attachment, (links, [])) for attachment, links in self._links))
+            except BaseException as failure:
+                self.failure = failure
+            finally:  # whatever fails, other windows begin
+                self.end_ns = end_ns
+
+    def _open(self) -> None:
+        """Puts the probes on. If that breaks, all files lack theirs."""
+        late: list[Late] = []
+        try:
+            for attachment, by_program in self._files:
+                links: list[int] = []
+                self._links.append((attachment, links))
+                try:
+                    self._probe(attachment, by_program, links)
+                except NotPutError as why:
+                    late.append(Late(attachment, why.note))
+            self.late = late
+        except BaseException:
+            known = {id(each.attachment): each for each in late}
+            self.late = [known.get(id(each), Late(each, lambda: 0)) for each, _ in self._files]
+            raise
+        finally:
+            self._links = [(attachment, links) for attachment, links in self._links if links]
+
+    def _probe(self, attachment: Attachment, by_program: Points, links: list[int]) -> None:
+        for name, points in by_program.items():
+            if self._over.is_set():
+                return
+            try:
+                links += self._put(attachment, name, points)
+            except OSError as failure:
+                if failure.errno != errno.ESRCH:  # its process has ended
+                    raise NotPutError(failure, lambda: 0) from failure
+
+    def gone(self) -> bool:
+        """Once it has ended: whether its probes are gone, but for those of files that hang."""
+        now_ns, moved_ns = time.monotonic_ns(), self.closing.moved_ns
+        hang = bool(moved_ns) and now_ns - max(moved_ns, self.end_ns) > GOING_NS
+        return self.closing.wait(0) or hang or now_ns - self.end_ns > LONGEST_GOING_NS
+
+    def there(self) -> list[tuple[Attachment, Callable[[float], bool]]]:
+        """Once it has ended: files whose probes are not gone, and what returns whether they are."""
+        closing, files = self.closing, enumerate(self._links)
+        return [(attachment, partial(closing.closed, n)) for n, (attachment, _) in files if not closing.closed(n)]
+
+    def close(self) -> None:
+        """Ends it now, if it has not ended, and waits until its probes are gone, or for a while."""
+        self._over.set()
+        self._thread.join(PATIENCE_S)
+        self.closing.wait(PATIENCE_S)
+
+
+def by_user(links: Iterable[tuple[Attachment, Links]]) -> list[tuple[frozenset[int], Links]]:
+    """Those of a file that several users map do not wait for what one of them has besides."""
+    return [(attachment.users, both) for attachment, both in links]
+
+
+def window_points(
+    attachment: Attachment, subjects: Iterable[Subject], pulse: Collection[int], only: Collection[int] | None
+) -> Points:
+    """What a window probes of a file (``Probes.open_window``)."""
+    by_program: Points = {}
+    for subject in sorted(subjects):
+        for name, points in attachment.entries_of(subject).items():
+            by_program.setdefault(name, []).extend(
+                (offset, cookie)
+                for offset, cookie in points
+                if (call := cookie & 0xFF) not in pulse and (only is None or call in only)
+            )
+    return {name: points for name, points in by_program.items() if points}
