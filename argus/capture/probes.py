@@ -16,6 +16,7 @@ import platform
 import sys
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Final, get_args
@@ -409,8 +410,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
                 self._attach_optional(attachment, subject, in_time=False)
             self._join(attachment)
         except BaseException as reason:
-            self._let_go_of(self._links_of(attachment), [attachment])
-            self.placement.release(attachment)
+            self._let_go_of([attachment])
             if not isinstance(reason, OSError):
                 raise
             raise _attach_failure(library, pid, reason) from reason
@@ -495,8 +495,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
     def release(self, attachments: Collection[Attachment]) -> None:
         """Takes the probes away from files that no traced process maps any more, without waiting for that."""
         self._forget(attachments)
-        self._let_go_of(self._links_of(*attachments), attachments)
-        self.placement.release(*attachments)
+        self._let_go_of(attachments)
 
     def _forget(self, attachments: Iterable[Attachment]) -> None:
         """Of a process that is ignored they may be gone already."""
@@ -593,9 +592,27 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         to."""
         self._add_closing(Closing([(frozenset(), both) for both in links]))
 
-    def _let_go_of(self, links: list[tuple[Attachment, Links]], gone: Collection[Attachment]) -> None:
-        """``gone``: these have no other links."""
-        self._add_closing(Closing(by_user(links), lambda: self.placement.links.give_back(*gone)))
+    def _let_go_of(self, gone: Collection[Attachment]) -> None:
+        """Closes all links of files. Once those of one are closed, what was kept for it is there for others."""
+        links = self._links_of(*gone)
+        left = Tally(id(attachment) for attachment, _ in links)
+
+        def closed(number: int) -> None:
+            attachment = links[number][0]
+            with self._lock:
+                left[id(attachment)] -= 1
+                if not left[id(attachment)]:
+                    free(attachment)
+
+        def free(attachment: Attachment) -> None:
+            if not self.closed:  # else the maps are gone
+                self.placement.release(attachment)
+                self.placement.links.give_back(attachment)
+
+        for attachment in gone:
+            if not left[id(attachment)]:
+                free(attachment)
+        self._add_closing(Closing(by_user(links), closed))
 
     def _add_closing(self, new: Closing) -> None:
         with self._lock:

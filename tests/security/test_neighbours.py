@@ -1275,7 +1275,7 @@ def test_probes_of_an_ignored_process_alone_are_taken_away(tmp_path: Path) -> No
     pulse = links(1)
     probes.attachments = [own, shared, other]
     probes._pulse_links = {id(own): pulse}
-    probes._lock, probes._patience, probes._closing = threading.Lock(), Patience(), []
+    probes._lock, probes._patience, probes._closing, probes.closed = threading.Lock(), Patience(), [], False
     probes.placement = a_placement()
     gone = [*own.entry_links, *own.optional_links["launches"][0], *own.optional_links["launches"][1], *pulse]
     stay = [*shared.entry_links, *other.entry_links]

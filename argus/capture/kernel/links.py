@@ -125,13 +125,13 @@ class Closing:
 
     Args:
         files: Users who share a file, and its links, each.
-        then: Called once all are closed.
+        then: Called with its number, by any thread, once a file's are closed.
 
     Attributes:
         moved_ns: When the last file was closed so far, CLOCK_MONOTONIC; 0: none was.
     """
 
-    def __init__(self, files: Sequence[tuple[Users, Links]], then: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, files: Sequence[tuple[Users, Links]], then: Callable[[int], None] = lambda _: None) -> None:
         self._then = then
         self.moved_ns = 0
         self._links = [links for _, links in files]
@@ -146,7 +146,6 @@ class Closing:
             key = min(users) if several and len(users) > 1 else users
             of_users.setdefault(key, deque()).append(number)
         if not files:
-            then()
             self._over.set()
         most = max(CLOSERS // max(len(of_users), 1), 1)
         for numbers in of_users.values():
@@ -184,11 +183,10 @@ class Closing:
                 self._left.discard(number)
                 self.moved_ns = time.monotonic_ns()
                 over = not self._left
+            with contextlib.suppress(Exception):
+                self._then(number)
             if over:
-                try:
-                    self._then()
-                finally:
-                    self._over.set()
+                self._over.set()
 
     def closed(self, number: int, _: float = 0.0) -> bool:
         """Whether those of a file are closed."""

@@ -17,7 +17,8 @@ from collections.abc import Set as AbstractSet
 from argus.capture.attachment import Attachment
 
 LONGEST_S, OF_USER_S, OF_FILE_S = 5.0, 2.0, 1.0
-"""One change takes no longer: in all; for the files of an account where there are several users; for one file."""
+"""One change takes no longer: in all; for the files of an account where there are several users, for each of its users
+that trains if they answer; for one file."""
 SAME_S = 0.1
 """Waits with less than that in between are of one change: probes go, and others come."""
 OF_LOOP, OF_USERS, SAVED_S = 0.2, 0.4, 1.0
@@ -26,6 +27,12 @@ together; what each has saved of it. Of who is alone, it is what files take that
 until that is made up for."""
 ANSWERS_S = 0.05
 """So much of the wait until probes are gone is free."""
+USUAL = 2.0
+"""A file that who is alone shares with somebody who does not train is slow for that if it takes so many times as long
+as those that it has to itself, and longer than ``ANSWERS_S``."""
+FADES, UNKNOWN_S = 0.9, 1.0
+"""What an account needed for a change counts so much less after each later one that it had; what one needs whose users
+have not had any is not known."""
 OF_CLOSINGS, CLOSING_S = 0.1, 0.1
 """Share of the loop's time for that; and one waits for so long in any case."""
 ACCOUNTS, OF_A_USER = 1024, 16
@@ -71,29 +78,51 @@ class Patience:
         """Users whose own files have none: these need no shared ones."""
         self._guests: set[Users] = set()
         """Accounts of files that nobody who trains maps."""
+        self._those = Users()
+        """Those who map files and train; all who map files, if none does."""
+        self._needs: dict[Users, float] = {}
+        """What each account needed for a change, lately: the most."""
+        self._took: dict[Users, float] = {}
+        """What accounts took of this change."""
+        self._usual_s = 0.0
+        """What a file takes that nobody maps but those who train, lately."""
 
     def begin(self, attachments: Iterable[Attachment], among: Sequence[Attachment] = ()) -> list[Attachment]:
         """A change begins. Returns the files in the order to go through them: those that somebody maps who trains come
-        first, of these those of accounts that have taken little time, and of each account those that were not late.
-        ``among``: all files, if others do not change."""
+        first, of these those of accounts that need little time for a change, as far as is known, and of each account
+        those that were not late. ``among``: all files, if others do not change."""
         files = list(attachments)
         there = {each.users for each in (among or files) if not each.unused}
         users = Users().union(*there)
-        training = self._those_who_train(users)
+        self._those = training = self._those_who_train(users)
         self._several = len(training) > 1
         self._fill()
-        self._begin_change()
         accounts = {each.users for each in files}
+        self._begin_change(accounts | there)
         saved = {account: self._saved.get(account, SAVED_S) for account in accounts}
         for account in accounts:
-            self._left_of.setdefault(account, OF_USER_S)
+            self._left_of.setdefault(account, OF_USER_S * max(len(account & training), 1))
         self._resting = {account for account, left_s in saved.items() if left_s <= 0}
         self._blocked = Users().union(*(account for account in self._resting if len(account) == 1))
         self._guests = {account for account in accounts if account not in there or training.isdisjoint(account)}
         guests = self._guests
-        order = sorted(accounts, key=lambda each: (each in guests, -saved[each], min(each), len(each)))
+        needs = self._needed(accounts)
+        order = sorted(accounts, key=lambda each: (each in guests, needs[each], -saved[each], len(each), min(each)))
         turns = {account: turn for turn, account in enumerate(order)}
         return sorted(files, key=lambda each: (turns[each.users], not each.answers))
+
+    def _needed(self, accounts: Iterable[Users]) -> dict[Users, float]:
+        """What accounts need for a change: one that has not had any as the one of its users that needs least. A user
+        needs what the slowest of its accounts does: none is quick to be slow with another one."""
+        of_users: dict[int, float] = {}
+        for account, need_s in self._needs.items():
+            for user in account:
+                of_users[user] = max(of_users.get(user, 0.0), need_s)
+        needs = {}
+        for account in accounts:
+            known = self._needs.get(account)
+            needs[account] = min(of_users.get(user, UNKNOWN_S) for user in account) if known is None else known
+        return needs
 
     def is_alone(self, attachments: Iterable[Attachment]) -> bool:
         """Whether one user alone trains, of those who map files."""
@@ -102,9 +131,15 @@ class Patience:
     def _those_who_train(self, users: Users) -> Users:
         return users & self.training or users
 
-    def _begin_change(self) -> None:
+    def _begin_change(self, accounts: AbstractSet[Users] = frozenset()) -> None:
+        """``accounts``: those that there are, if what they need is to be known."""
         if self._now() - self._waited_at > SAME_S:
             self._left_s, self._left_of = LONGEST_S, {}
+            for account, took_s in self._took.items():
+                self._needs[account] = max(FADES * self._needs.get(account, 0.0), took_s)
+            self._took = {}
+        if accounts:
+            self._needs = {account: need_s for account, need_s in self._needs.items() if account in accounts}
 
     def _fill(self) -> None:
         """Hands out time to accounts that lack some: what one does not need is for others."""
@@ -153,11 +188,17 @@ class Patience:
     def spend(self, attachment: Attachment, waited_s: float, *, came: bool) -> None:
         """A file was waited for. ``came``: for probes that are there now."""
         account = attachment.users
-        self._took(waited_s)
+        self._note(waited_s)
+        self._took[account] = self._took.get(account, 0.0) + waited_s
         if account in self._left_of:
-            self._left_of[account] -= waited_s
+            self._left_of[account] -= waited_s * (1 if came else max(len(account & self._those), 1))
         if came and not self._is_bounded(account):
-            return
+            if account <= self._those:
+                self._usual_s = max(FADES * self._usual_s, waited_s)
+                return
+            waited_s -= max(USUAL * self._usual_s, ANSWERS_S)
+            if waited_s <= 0:
+                return
         if account not in self._saved:
             self._of_user.update(account)
         left_s = self._saved.pop(account, SAVED_S) - waited_s
@@ -165,7 +206,7 @@ class Patience:
         if len(self._saved) > ACCOUNTS:
             self._forget(next(iter(self._saved)))
 
-    def _took(self, waited_s: float) -> None:
+    def _note(self, waited_s: float) -> None:
         self._left_s -= waited_s
         self._waited_at = self._now()
 
@@ -182,5 +223,5 @@ class Patience:
 
     def spend_closing(self, waited_s: float, *, gone: bool) -> None:
         """Probes were waited for. Those that go in time add up, too: one change after the other would hold the loop."""
-        self._took(waited_s)
+        self._note(waited_s)
         self._closing_s = max(self._closing_s - (max(waited_s - ANSWERS_S, 0.0) if gone else waited_s), 0.0)
