@@ -82,6 +82,7 @@ class Attachment:
         lacks_slot: They had no room for it: its probes may cost more.
         lacks_code: Its instructions could not be read: its probes stand on the functions' entries, whatever they cost.
         links_kept: Descriptors that are kept for its links (``link_room.LinkRoom``).
+        let_go: Whether its links are being closed, all of them.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -117,6 +118,7 @@ class Attachment:
     lacks_slot: bool = False
     lacks_code: bool = False
     links_kept: int = 0
+    let_go: bool = False
 
     def __post_init__(self) -> None:
         self.mapped_by(self.owners)
@@ -134,14 +136,22 @@ class Attachment:
             if name.endswith("_enter")
         }
 
-    def did_not_answer(self, late: Callable[[float], bool]) -> int:
-        """Probes on it have not come in time. ``late``: as the attribute. Returns that this is one more time."""
+    def did_not_answer(self, late: Callable[[float], bool]) -> None:
+        """Probes on it have not come in time. ``late``: as the attribute."""
         self.answers, self.late, self.slow_to_go = False, late, False
         self.unanswered += 1
         self.late_in_row += 1
         self.put_off()
         if self.late_in_row == 1:  # it may just be slow
             self.again_at = time.monotonic() + SOON_S
+
+    def note_late(self, late: Callable[[float], bool]) -> int:
+        """The same, of probes of some time ago: it may have been late since. Returns that this is one more time."""
+        if self.answers:
+            self.did_not_answer(late)
+        else:
+            self.left_out_until(late)
+            self.unanswered += 1
         return 1
 
     def left_out_until(self, gone: Callable[[float], bool]) -> None:
@@ -159,9 +169,10 @@ class Attachment:
         return counts
 
     def skip(self) -> int:
-        """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be.
-        Returns that this is one more time."""
-        self.answers, self.again_at = False, time.monotonic()
+        """Its probes were not waited for, since others' were: they are put on beside the loop, as soon as may be, or
+        later if it was late since. Returns that this is one more time."""
+        if self.answers:
+            self.answers, self.again_at = False, time.monotonic()
         self.unanswered += 1
         return 1
 

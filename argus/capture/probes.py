@@ -594,6 +594,9 @@ class Probes(TracedProcesses, Counts, PulseProbes):
 
     def _let_go_of(self, gone: Collection[Attachment]) -> None:
         """Closes all links of files. Once those of one are closed, what was kept for it is there for others."""
+        gone = [attachment for attachment in gone if not attachment.let_go]  # one of a process that is ignored is twice
+        for attachment in gone:
+            attachment.let_go = True
         links = self._links_of(*gone)
         left = Tally(id(attachment) for attachment, _ in links)
 

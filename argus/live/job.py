@@ -129,6 +129,20 @@ class Alignment:
 
 
 @dataclass
+class CallsEnd:
+    """The end of steps that are inferred from calls. Communicators are lined up before the last ones are taken, as at
+    the end of a job: nothing more will show how they are.
+
+    Attributes:
+        until: Until when that is waited for, ``time.monotonic()``; 0: not all calls from before it were fed.
+        lined_up: Whether they are, or were waited for long enough.
+    """
+
+    until: float = 0.0
+    lined_up: bool = False
+
+
+@dataclass
 class Alignments:
     """The last one that was found.
 
@@ -206,8 +220,8 @@ class Job:
     _ranges_until: int = 0
     _thinned_by: str = ""
     """"marks", "calls", or empty: ``thinned`` has not taken over."""
-    calls_end: bool = False
-    """Whether steps are still inferred from calls before ``thin_since``, and the last of them were not taken."""
+    calls_end: CallsEnd | None = None
+    """Steps are still inferred from calls before ``thin_since``: the last of them were not taken."""
     _left: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ITERATION))
     _early: dict[int, list[NDArray[np.void]]] = field(default_factory=dict)
     """Marks from ``thin_since`` on, of the time before ``thinned`` takes over, by rank."""
@@ -253,9 +267,8 @@ class Job:
         """Takes a rank's launches (LAUNCH rows) or collectives (COLLECTIVE rows), for its steps."""
         nothing = np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE)
         if not self.by_marks:
-            until_ns = self.thin_since if self._thinned_by == "calls" else 1 << 62
             parts = (nothing[at] if rows is None else rows for at, rows in enumerate((launched, called)))
-            launches, collectives = (part[part["ts_ns"] < until_ns] for part in parts)
+            launches, collectives = (part[part["ts_ns"] < _calls_until(self)] for part in parts)
             self.tracker.feed(member.rank, launches, collectives)
         if self.by_marks is not False and (member.target.has(TORCH[0]) or member.target.has(NVTX)):
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
@@ -277,7 +290,7 @@ class Job:
         if self.by_marks is not False:
             self.marked.feed_marks(member.rank, marks)
         if not self.by_marks:
-            began = marks["ts_ns"][marks["what"] == What.BACKWARD_BEGIN]
+            began = marks["ts_ns"][(marks["what"] == What.BACKWARD_BEGIN) & (marks["ts_ns"] < _calls_until(self))]
             self.tracker.feed(member.rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
 
     def steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
@@ -291,13 +304,13 @@ class Job:
             self._hand_over()
             if self.by_marks and self.marked.waiting:  # it goes on with the next ones
                 return self._left
-        if self.thinned is not None and self._thinned_by and not self.calls_end:
+        if self.thinned is not None and self._thinned_by and self.calls_end is None:
             self._feed_pulses()
             left, self._left = self._left, np.empty(0, ITERATION)
             return np.concatenate([left, self.thinned.advance(until_ns, final=final)])
-        last = takes_last_by_calls(self, until_ns)
+        last = self.calls_end is not None and self.calls_end.lined_up
         steps = self._steps(until_ns, final=final or last)
-        self.calls_end = self.calls_end and not (last and not self.tracker.waiting)
+        self.calls_end = None if last and not self.tracker.waiting else self.calls_end
         for rank, step, begin, duration in zip(
             *(steps[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
         ):
@@ -372,7 +385,7 @@ class Job:
         pulse, once one is found (``begin_pulses``), and the last by calls were taken."""
         if self.by_marks or self.thin_since:
             return False
-        self.by_marks, self.thin_since, self._thinned_by, self.calls_end = False, since_ns, "calls", True
+        self.by_marks, self.thin_since, self._thinned_by, self.calls_end = False, since_ns, "calls", CallsEnd()
         self.thinned = ThinnedSteps(other_hosts=_on_other_hosts(self), queues=self.queues)
         return True
 
@@ -773,10 +786,9 @@ def is_waiting(job: Job) -> bool:
     return job.marked.waiting if job.by_marks else job.tracker.waiting
 
 
-def takes_last_by_calls(job: Job, until_ns: int) -> bool:
-    """Whether all calls from before ``Job.thin_since`` were fed: the last steps that are inferred from them are taken.
-    Communicators are to be lined up before, as at the end of a job: nothing more will show how they are."""
-    return job.calls_end and until_ns >= job.thin_since
+def _calls_until(job: Job) -> int:
+    """Steps are inferred from calls until then."""
+    return job.thin_since if job._thinned_by == "calls" else 1 << 62
 
 
 def _on_other_hosts(job: Job) -> bool:

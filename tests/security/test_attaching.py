@@ -1420,12 +1420,14 @@ class Clocked(Kernel):
         super().__init__(monkeypatch)
         self.now, self.held, self.takes_s = 1000.0, set[str](), 0.02
         self.slow = dict[str, float]()
+        self.meanwhile: Any = lambda: None
         monkeypatch.setattr("argus.capture.probing.windows.link_in_time", self._in_time)
         clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9))
         for name in ("probes", "probing.windows"):
             monkeypatch.setattr(f"argus.capture.{name}.time", clock)
 
     def _in_time(self, make: Any, seconds: float) -> list[int]:
+        self.meanwhile()
         takes_s = self.slow.get(make.args[2], self.takes_s)
         if make.args[2] in self.held or takes_s > seconds:
             self.now += seconds
@@ -1811,6 +1813,94 @@ def test_who_lets_files_of_one_alone_answer_slowly_is_waited_for_as_if_they_hung
         clocked.now += 2.0
     most_s = patience.OF_LOOP * (clocked.now - begun) + patience.LONGEST_S + patience.SAVED_S
     assert waited_s <= most_s + 60 * (own * clocked.takes_s + len(shared) * patience.ANSWERS_S)
+
+
+def test_who_maps_files_while_a_window_is_opened_takes_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account was that of who maps them by now, which had none of this change."""
+    clocked = Clocked(monkeypatch)
+    probes = without_probes([f"h{file}" for file in range(8)], clocked)
+    probes.attachments += without_probes(["other"], clocked, OTHER).attachments
+    flips = itertools.cycle([frozenset([HONEST, HOSTILE]), frozenset([HONEST])])
+
+    def flip() -> None:
+        owners = next(flips)
+        for each in probes.attachments[:8]:
+            each.mapped_by(owners)
+
+    for _ in range(20):
+        clocked.meanwhile = flip
+        CHANGES["window"](probes)
+        clocked.meanwhile = lambda: None
+        assert not probes._window.lacking
+        end(probes._window)
+        clocked.now += 5.0
+    assert {*probes._window_patience._needs} <= {
+        frozenset([1000]),
+        frozenset([OTHER[0]]),
+        frozenset([1000, HOSTILE[0]]),
+    }
+
+
+@pytest.mark.parametrize("how", ["forgotten", "fresh"])
+@pytest.mark.parametrize(("files", "takes_s"), [(8, 0.05), (8, 0.1), (12, 0.1), (30, 0.05)])
+def test_users_that_come_and_go_take_no_windows_of_who_needs_little(
+    files: int, takes_s: float, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an account needs is forgotten with it: new ones came first, each time."""
+    clocked = Clocked(monkeypatch)
+    clocked.takes_s = takes_s
+    probes = without_probes([f"h{file}" for file in range(files)], clocked)
+    honest, users = list(probes.attachments), [(3000 + user, "") for user in range(12)]
+    quick = without_probes(["quick"], clocked, (2000, "")).attachments
+    lost = 0
+    for window in range(40):
+        probes.attachments = [*honest, *(quick if how == "forgotten" else ())]
+        for part in range(3 if window else 0):
+            user, paths = users[(3 * window + part) % 12], [f"{window} {part} {file}" for file in range(4)]
+            clocked.slow |= dict.fromkeys(paths, 0.9 if how == "forgotten" else 60.0)
+            new = without_probes(paths, clocked, user).attachments
+            probes.attachments += shared_by(new, (2000, ""), user) if how == "forgotten" else new
+        CHANGES["window"](probes)
+        lost += bool({*map(id, honest)} & {*map(id, probes._window.lacking)})
+        end(probes._window)
+        for each in probes.attachments:
+            each.answered()
+        clocked.now += 15.0
+    assert lost == 0
+
+
+def test_who_needs_little_has_its_probes_on_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stood for five seconds before the window began."""
+    clocked = Clocked(monkeypatch)
+    probes = without_probes([f"h{file}" for file in range(8)], clocked)
+    honest = [each.library.open_path for each in probes.attachments]
+    probes.attachments += without_probes([f"slow {file}" for file in range(4)], clocked, OTHER).attachments
+    clocked.slow = {f"slow {file}": 0.4 for file in range(4)}
+    for _ in range(2):
+        CHANGES["window"](probes)
+        end(probes._window)
+        clocked.now += 20.0
+    assert not probes._window.lacking
+    assert [each.library.open_path for each, _ in probes._window._files][-8:] == honest
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_a_window_has_of_a_late_file_changes_nothing_that_came_later(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was late while the plan changed: it was put off twice, and its newest probes forgotten, which may come."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    (attachment,) = probes_on(["a"]).attachments
+    if not answers:
+        attachment.did_not_answer(lambda _: False)
+    before = attachment.again_at, attachment.wait_s
+    assert (attachment.note_late(lambda _: True), attachment.skip()) == (1, 1)
+    assert attachment.unanswered == 2 + (not answers)
+    assert not attachment.answers
+    if answers:
+        assert (attachment.again_at, attachment.late(0)) == (1000.0 + SOON_S, True)
+    else:
+        assert ((attachment.again_at, attachment.wait_s), attachment.late(0)) == (before, False)
 
 
 @pytest.mark.parametrize("takes_s", [0.1, 0.3, 0.45])
@@ -2449,6 +2539,7 @@ def test_what_is_kept_for_a_file_is_there_for_others_once_its_probes_are_gone(en
     )
     hanging.paths = {"held"}
     probes.release(files)
+    probes.release([held])  # as one of a process that is ignored, and ends
     assert probes.attachments == []
     deadline = time.monotonic() + 10
     while len(released) < 4 and time.monotonic() < deadline:
@@ -2457,6 +2548,7 @@ def test_what_is_kept_for_a_file_is_there_for_others_once_its_probes_are_gone(en
     probes.closed = ended
     hanging.go.set()
     assert all(closing.wait(10) for closing in probes._closing)
+    probes.release([held])
     assert released[4:] == ([] if ended else [held, held]), "where the trace has ended the maps are gone"
 
 

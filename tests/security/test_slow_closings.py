@@ -258,6 +258,7 @@ def test_calls_of_a_window_are_those_that_came_in_it(fails: int, kernel: Kernel)
     assert bool(window.begin_ns) == (fails != 1)
     assert isinstance(window.failure, MemoryError) == bool(fails)
     assert window.hits.tolist() == [0 if fails else 7] * 256
+    assert [each.unanswered for each in probes.attachments] == [int(fails == 1)]
     assert window.closing.wait(10)
     assert sorted(kernel.closed) == sorted(kernel.made)
 

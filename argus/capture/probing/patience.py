@@ -1,4 +1,4 @@
-"""How long the loop waits while probes of many files are changed.
+"""How long the loop, or a window, waits while probes of many files are changed.
 
 A job needs the probes of all its files: a window that lacks one is none. So users have the time of a change one after
 the other, each whole or not at all; and who takes much has fewer changes, not parts of each. A file that several users
@@ -33,6 +33,9 @@ as those that it has to itself, and longer than ``ANSWERS_S``."""
 FADES, UNKNOWN_S = 0.9, 1.0
 """What an account needed for a change counts so much less after each later one that it had; what one needs whose users
 have not had any is not known."""
+KEPT, KEPT_S, KEPT_OF = 1.25, 0.05, 0.5
+"""Of a change, so many times what an account needed lately is kept for it, and so much more; this part of it for all
+together, those first that need little."""
 OF_CLOSINGS, CLOSING_S = 0.1, 0.1
 """Share of the loop's time for that; and one waits for so long in any case."""
 ACCOUNTS, OF_A_USER = 1024, 16
@@ -47,7 +50,7 @@ Users = frozenset[int]
 
 
 class Patience:
-    """Bounds the waits of one change after the other. One thread asks.
+    """Bounds the waits of one change after the other. One thread asks at a time.
 
     Args:
         now: The clock.
@@ -84,13 +87,17 @@ class Patience:
         """What each account needed for a change, lately: the most."""
         self._took: dict[Users, float] = {}
         """What accounts took of this change."""
+        self._account_of: dict[int, Users] = {}
+        """Of each file of this change, by its ``id``: who maps it may change meanwhile."""
+        self._kept_of: dict[Users, float] = {}
+        """Of each account: what is kept of this change for those that come after it."""
         self._usual_s = 0.0
         """What a file takes that nobody maps but those who train, lately."""
 
     def begin(self, attachments: Iterable[Attachment], among: Sequence[Attachment] = ()) -> list[Attachment]:
-        """A change begins. Returns the files in the order to go through them: those that somebody maps who trains come
-        first, of these those of accounts that need little time for a change, as far as is known, and of each account
-        those that were not late. ``among``: all files, if others do not change."""
+        """A change begins. Returns the files in the order to go through them, and of each account those first that were
+        not late. Accounts come last whose users train and that need little time, as far as is known, which is kept for
+        them: so they wait with their probes on for nobody. ``among``: all files, if others do not change."""
         files = list(attachments)
         there = {each.users for each in (among or files) if not each.unused}
         users = Users().union(*there)
@@ -105,11 +112,35 @@ class Patience:
         self._resting = {account for account, left_s in saved.items() if left_s <= 0}
         self._blocked = Users().union(*(account for account in self._resting if len(account) == 1))
         self._guests = {account for account in accounts if account not in there or training.isdisjoint(account)}
-        guests = self._guests
-        needs = self._needed(accounts)
-        order = sorted(accounts, key=lambda each: (each in guests, needs[each], -saved[each], len(each), min(each)))
+        order = self._in_order(accounts)
         turns = {account: turn for turn, account in enumerate(order)}
-        return sorted(files, key=lambda each: (turns[each.users], not each.answers))
+        self._account_of = {id(each): each.users for each in files}
+        return sorted(files, key=lambda each: (turns[self._account_of[id(each)]], not each.answers))
+
+    def _in_order(self, accounts: Iterable[Users]) -> list[Users]:
+        """First those for which nothing is kept, of these those that need little."""
+        needs = self._needed(accounts)
+        kept: dict[Users, float] = {}
+        for account in sorted(needs.keys() & self._needs.keys() - self._guests - self._resting, key=needs.__getitem__):
+            kept_s = KEPT * needs[account] + KEPT_S
+            if sum(kept.values()) + kept_s <= KEPT_OF * LONGEST_S:
+                kept[account] = kept_s
+        others = sorted(
+            needs.keys() - kept.keys(),
+            key=lambda each: (
+                each in self._guests,
+                needs[each],
+                -self._saved.get(each, SAVED_S),
+                len(each),
+                sorted(each),
+            ),
+        )
+        left_s = sum(kept.values())
+        self._kept_of = dict.fromkeys(others, left_s)
+        for account in reversed(kept):
+            left_s -= kept[account]
+            self._kept_of[account] = left_s
+        return [*others, *reversed(kept)]
 
     def _needed(self, accounts: Iterable[Users]) -> dict[Users, float]:
         """What accounts need for a change: one that has not had any as the one of its users that needs least. A user
@@ -166,7 +197,11 @@ class Patience:
     def has_turn(self, attachment: Attachment) -> bool:
         """Whether a file's account has anything of this change, and one of its users for the files of its own: else it
         waits until what they took is made up for."""
-        return attachment.users not in self._resting and not attachment.users <= self._blocked
+        account = self._account(attachment)
+        return account not in self._resting and not account <= self._blocked
+
+    def _account(self, attachment: Attachment) -> Users:
+        return self._account_of.get(id(attachment), attachment.users)
 
     def _is_bounded(self, account: Users) -> bool:
         return self._several or account in self._guests
@@ -177,17 +212,17 @@ class Patience:
 
     def seconds(self, attachment: Attachment) -> float:
         """How long a file may be waited for; 0: not at all."""
-        account = attachment.users
+        account = self._account(attachment)
         if account in self._resting or not self._has_room(account):
             return 0.0
-        left_s = min(OF_FILE_S, self._left_s)
+        left_s = min(OF_FILE_S, self._left_s - self._kept_of.get(account, 0.0))
         if self._is_bounded(account):
             left_s = min(left_s, self._left_of.get(account, 0.0))
         return left_s if left_s >= _LEAST_S else 0.0
 
     def spend(self, attachment: Attachment, waited_s: float, *, came: bool) -> None:
         """A file was waited for. ``came``: for probes that are there now."""
-        account = attachment.users
+        account = self._account(attachment)
         self._note(waited_s)
         self._took[account] = self._took.get(account, 0.0) + waited_s
         if account in self._left_of:

@@ -67,7 +67,7 @@ def put_in_time(attachment: Attachment, make: Callable[[], list[int]], patience:
         if came:
             raise
         late = failure.wait if isinstance(failure, LateError) else lambda _: True
-        raise NotPutError(failure, partial(attachment.did_not_answer, late)) from failure
+        raise NotPutError(failure, partial(attachment.note_late, late)) from failure
     finally:
         patience.spend(attachment, time.monotonic() - begun, came=came)
     return links
@@ -154,6 +154,9 @@ class Window:
                 self.hits = self._count() - before
         except BaseException as failure:
             self.failure = failure
+            if not self.begin_ns:
+                known = {id(each.attachment): each for each in self.late}
+                self.late = [known.get(id(each), Late(each, lambda: 0)) for each, _ in self._files]
         finally:
             end_ns = time.monotonic_ns()
             try:
@@ -165,7 +168,6 @@ class Window:
 
     def _open(self) -> None:
         """Puts the probes on. If that breaks, all files lack theirs."""
-        late: list[Late] = []
         try:
             for attachment, by_program in self._files:
                 links: list[int] = []
@@ -173,12 +175,7 @@ class Window:
                 try:
                     self._probe(attachment, by_program, links)
                 except NotPutError as why:
-                    late.append(Late(attachment, why.note))
-            self.late = late
-        except BaseException:
-            known = {id(each.attachment): each for each in late}
-            self.late = [known.get(id(each), Late(each, lambda: 0)) for each, _ in self._files]
-            raise
+                    self.late.append(Late(attachment, why.note))
         finally:
             self._links = [(attachment, links) for attachment, links in self._links if links]
 
@@ -203,9 +200,13 @@ class Window:
         closing, files = self.closing, enumerate(self._links)
         return [(attachment, partial(closing.closed, n)) for n, (attachment, _) in files if not closing.closed(n)]
 
+    def end(self) -> None:
+        """Has it end now, or not begin."""
+        self._over.set()
+
     def close(self) -> None:
         """Ends it now, if it has not ended, and waits until its probes are gone, or for a while."""
-        self._over.set()
+        self.end()
         self._thread.join(PATIENCE_S)
         self.closing.wait(PATIENCE_S)
 

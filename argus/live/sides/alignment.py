@@ -35,7 +35,8 @@ PART_S = 0.001
 SAVED_S = 0.5
 """What an owner has saved of that (``Turns``)."""
 LAST_S = 2.0
-"""What an owner has saved for when its jobs end, or the trace does: then it is done at once."""
+"""What an owner has saved for when its jobs end, or the trace does: then it is done at once. A job of which calls are
+seen in windows from then on waits for it so long."""
 
 
 class Aligner:
@@ -111,6 +112,17 @@ class Aligner:
             every_s = SETTLED_INTERVAL_S if calls or _settled(job) else INTERVAL_S
             job.groups_due = min(job.groups_due, now + every_s)  # sooner, if it was asked for meanwhile
 
+    def begin_anew(self, job: Job) -> None:
+        """A job is due with all that is known now: what is under way does not know the newest calls."""
+        self._drop(job)
+        job.alignment, job.groups_due, job.alignments.rests = None, 0.0, 0.0
+
+    def _drop(self, job: Job) -> None:
+        for owner, jobs in list(self._waiting.items()):
+            self._waiting[owner] = deque(each for each in jobs if each is not job)
+            if not self._waiting[owner]:
+                del self._waiting[owner]
+
     def _do_parts(self) -> None:
         while self._left_s > 0:
             owner = next((owner for owner in self._waiting if self._turns.may(owner)), None)
@@ -154,10 +166,7 @@ class Aligner:
 
     def _finish(self, job: Job) -> None:
         """Does it with all that is known now, as far as there is time."""
-        for owner, jobs in list(self._waiting.items()):
-            self._waiting[owner] = deque(each for each in jobs if each is not job)
-            if not self._waiting[owner]:
-                del self._waiting[owner]
+        self._drop(job)
         job.alignment = Alignment()
         while self._last_turns.may(job.owner):
             if self._part(job, self._last_turns):

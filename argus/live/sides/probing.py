@@ -217,8 +217,12 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Whether the window is for the pulse alone."""
         self._sample = False
         """Whether the window is a sample."""
-        self._there: set[int] = set()
-        """Jobs when it was opened (their ``id``)."""
+        self._there: WeakSet[Job] = WeakSet()
+        """Jobs when it was opened."""
+        self._spoiled = False
+        """Whether what is probed changed while it was opened: it is no window of any job."""
+        self._failure: BaseException | None = None
+        """What broke the last one."""
         self._noted = False
         """Whether it was taken note that it has begun."""
         self._length_s = 0.0
@@ -254,6 +258,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         Returns:
             Since when that is so: when probes began to go, CLOCK_MONOTONIC.
         """
+        self._spoil_window()
         since_ns, jobs = time.monotonic_ns(), self._session.jobs
         before, self.plan, self._slowed = self.plan, plan, slowed
         unprobed = plan.windowed | plan.off
@@ -374,6 +379,9 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             if job not in self._thinned:
                 self._thin(job, time.monotonic_ns())
         self.take_note()
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise failure
         self._see_again()
         may = self._window is None and not self._session.probes.window_goes
         self._wait(now, may)
@@ -414,15 +422,21 @@ class ProbingSide(_PulseSpans, WindowsSeen):
                 self._session.probes.settle_window(window)
                 self._begin_window(window)
             if over:
+                self._failure = window.failure
                 self._end_window(window)
         self._fed_ns = max(self._fed_ns, fed_ns)
-        if window is not None and window.failure is not None and self._window is None:
-            raise window.failure
+
+    def _spoil_window(self) -> None:
+        """What is probed changes: a window that is being opened is none, since it was to see something else."""
+        self.take_note()
+        if self._window is not None and not self._noted:
+            self._window.end()
+            self._spoiled = True
 
     def _begin_window(self, window: Window) -> None:
         """It has begun, or nothing was seen in it."""
         self._left_out = _left_out(window.lacking, self._session)
-        if not window.begin_ns:
+        if not window.begin_ns or self._spoiled:
             return
         begin_ns = max(window.begin_ns, self._fed_ns)  # its first calls may have been fed already
         window.begin_ns = min(begin_ns, window.end_ns or begin_ns)
@@ -465,7 +479,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     ) -> None:
         """Opens a window. One that cannot begin, for whatever reason, is lost."""
         self._sample, self._noted, self._length_s = sample, False, length_s
-        self._there = set(map(id, self._session.jobs))
+        self._there, self._spoiled = WeakSet(self._session.jobs), False
         try:
             self._window = self._session.probes.open_window(subjects, length_s, only)
         finally:
@@ -475,7 +489,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
 
     def _jobs_of_window(self) -> list[Job]:
         """Those that there were when it was opened: it is none of others."""
-        return [job for job in self._session.jobs if id(job) in self._there]
+        return [job for job in self._session.jobs if job in self._there]
 
     def _lose(self, left_out: Collection[int]) -> None:
         """A window has not begun: jobs that lacked probes in it (their ``id``) lost it."""
@@ -502,6 +516,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
 
     def _end_window(self, window: Window) -> None:
         self._window, sample = None, self._sample
+        if self._spoiled:
+            return
         if not window.begin_ns:
             self._lose(self._left_out)
             return
@@ -570,7 +586,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Looks for pulses in windows that have ended and whose records are all there."""
         for job in self._session.jobs:
             state = self._jobs.get(id(job), (job, None))[1]
-            if job.calls_end:  # numbers go on from the last steps by calls
+            if job.calls_end is not None:  # numbers go on from the last steps by calls
                 continue
             if state is not None and state.searched is not None and 0 < state.searched.end_ns < drained_ns - GONE_NS:
                 self._search(job)
@@ -605,6 +621,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
 
     def _count_by(self, job: Job, state: _OfJob) -> None:
         assert state.pulse is not None
+        self._spoil_window()
         state.lacking, state.after_window = [], False
         name = calls.CALLS[state.pulse.call].symbol
         throughout = anyway = self._probed_anyway(state.pulse.call)
@@ -613,7 +630,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         if throughout:
             if not anyway:
                 self._set_pulse(self._session.probes.pulse | {state.pulse.call}, time.monotonic_ns())
-            self._see(job, state)
+            self._see_after_window(job, state)
         how = "throughout" if throughout else "in windows"
         self._session.note(f"steps of {job.name} are counted by {name}, {state.pulse.per_step} a step, seen {how}")
 
@@ -646,6 +663,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         if self._heavy < PATIENCE:
             return
         self._heavy = 0
+        self._spoil_window()
         now_ns = time.monotonic_ns()
         self._session.probes.set_pulse(())
         for job, state in self._jobs.values():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.live.job import Job, is_waiting, takes_last_by_calls
+from argus.live.job import Job, is_waiting
 from argus.live.session import Session
-from argus.live.sides.alignment import Aligner
+from argus.live.sides.alignment import LAST_S, Aligner
 from argus.live.sides.gpu_times import GpuSide
+from argus.model.losses import Whom
 from argus.semantics.groups.communicators import keep_alignment
 from argus.semantics.groups.mesh import superseded
 from argus.semantics.phases.cpu import METHODS as PHASE_METHODS
@@ -57,11 +58,19 @@ class StepRows:
             final: Nothing more will come. Call it until there is nothing left (``is_waiting``).
         """
         until_ns = drained_ns - SETTLE_NS
-        if not job.finishing and not (job.calls_end and is_waiting(job)):
-            found = self._aligner.run(job, now, final=final or takes_last_by_calls(job, until_ns))
+        if not job.finishing:
+            ends = job.calls_end
+            if ends is not None and not ends.until and until_ns >= job.thin_since:
+                ends.until = now + LAST_S
+                self._aligner.begin_anew(job)
+            found = self._aligner.run(job, now, final=final)
             if found is not None:
                 with self._aligner.using(job):
                     self._align(job, found)
+            if ends is not None and ends.until and not ends.lined_up:
+                ends.lined_up = found is not None or now >= ends.until
+                if found is None and ends.lined_up:
+                    self._session.losses.count("communicators_over_share", Whom(job))
         job.finishing = final
         steps = job.steps(until_ns, final=final)
         if not len(steps):

@@ -92,6 +92,7 @@ CLASSES = {
     "capture/probes": ("Probes",),
     "capture/probing/late_probes": ("LateProbes",),
     "capture/probing/patience": ("Patience",),
+    "capture/probing/windows": ("Window",),
     "capture/owners": ("Owners", "ThreadOwners"),
     "capture/placement": ("Placement",),
     "capture/link_room": ("LinkRoom",),

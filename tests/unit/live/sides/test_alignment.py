@@ -316,3 +316,37 @@ def test_what_is_found_is_of_no_communicator_that_was_made_meanwhile() -> None:
     again = loop.aligner.run(job, 0.0, final=True)
     assert again is not None
     assert again["rank"].tolist() == [0, 1, 2]
+
+
+def test_jobs_that_all_begin_anew_do_not_hold_the_loop(at: Time) -> None:
+    """As once calls of all jobs are seen in windows from then on: each owner's were done at once, for two seconds."""
+    jobs = [Job(f"job {user}", 300 + user, owner=(1000 + user, "")) for user in range(8)]
+    loop = Loop(at, *jobs)
+    loop.turn()
+    for job in jobs:
+        job.groups_due = job.alignments.rests = float("inf")
+        loop.aligner.begin_anew(job)
+    before = {run: len(found) for run, found in loop.found_at.items()}
+    loop.longest_s = 0.0
+    for _ in range(200):
+        loop.turn(0.1)
+        if all(len(found) > before[run] for run, found in loop.found_at.items()):
+            break
+    else:
+        pytest.fail("not all were lined up")
+    assert loop.longest_s <= TURN_S + 2 * PART_S
+    assert loop.losses == [0] * 8
+
+
+def test_what_is_under_way_is_begun_anew(at: Time) -> None:
+    """It knew nothing of the last calls."""
+    job = Job("job", 1000)
+    loop = Loop(at, job)
+    assert loop.turn() == [False]
+    under_way = job.alignment
+    assert under_way is not None
+    loop.aligner.begin_anew(job)
+    loop.aligner.run(job, at.now_s, final=False)
+    assert job.alignment is not None
+    assert job.alignment is not under_way
+    assert [list(waiting) for waiting in loop.aligner._waiting.values()] == [[job]]

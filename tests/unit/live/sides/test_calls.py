@@ -528,3 +528,14 @@ def test_rings_that_bring_little_are_drained_less_often(what: str, longest_s: fl
     for _ in range(20):
         calls.drain()
     assert calls.poll_s == pytest.approx(longest_s)
+
+
+def test_a_window_is_taken_note_of_before_calls_are_fed_that_were_made_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, done = Job("job", 1), list[Any]()
+    calls = Side(job, {7: 0}).calls
+    calls._gpu = SimpleNamespace(collects=True, feed_calls=lambda _: None, feed_products=lambda _: None)  # type: ignore[assignment]
+    calls._probing.take_note = done.append  # type: ignore[method-assign]
+    monkeypatch.setattr(calls, "_work", lambda *_, **__: done.append("fed"))
+    calls.drained_ns = 123
+    calls.work(1.0)
+    assert done == [123, "fed"]

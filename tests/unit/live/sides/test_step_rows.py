@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from argus.live.sides.probing import ProbingSide
 from argus.live.sides.step_rows import StepRows
 from argus.model import records
 from argus.model.calls import BY_SYMBOL
+from argus.semantics.groups.communicators import COMMUNICATOR
 from argus.semantics.phases.cpu import MARK, What
 from argus.semantics.steps.range_names import Role
 from tests.builders.sessions import Rows, a_session
@@ -165,7 +167,7 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
         job = Job("job", 1, by_marks=False)
         session.roster.jobs.append(job)
         side._begin_search(job, 0, 1)
-        job.steps(1, final=False)  # the last by calls
+        job.calls_end = None  # the last by calls were taken
         side._jobs[id(job)][1].searched = None
         job.over_since = float(over)
         for turn in range(4):
@@ -317,10 +319,36 @@ def test_the_last_steps_by_calls_go_by_all_that_is_known_of_communicators(steps:
     job.groups_due = float("inf")  # soon, but not yet
     rows.store(job, 1000.0, since - MS, final=False)
     rows.store(job, 1001.0, since + 100 * MS, final=False)
-    assert not job.calls_end
+    assert job.calls_end is None
     stored = writer["iterations"]
     assert {row["rank"] for row in stored} == {0, 1}
     assert len(stored) >= 2 * (steps - 3)
     assert min(row["confidence"] for row in stored) > 0.8
     assert len({(row["step"], row["ts"].value // MS) for row in stored}) <= len(stored) // 2 + 1
     assert max(row["ts"].value + row["duration_ns"] for row in stored) <= since + MS
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_the_last_steps_by_calls_wait_for_communicators_for_two_seconds(
+    found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = a_session(Rows())
+    job, rows = Job("job", 1), StepRows(session, Nothing())  # type: ignore[arg-type]
+    session.roster.jobs.append(job)
+    asked: list[bool] = []
+    monkeypatch.setattr(rows._aligner, "begin_anew", lambda _: asked.append(True))
+    results = iter([None, None, np.zeros(1, COMMUNICATOR) if found else None, None])
+    monkeypatch.setattr(rows._aligner, "run", lambda *_, **__: next(results))
+    monkeypatch.setattr(rows._aligner, "using", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(rows, "_align", lambda *_: None)
+    job.thin_calls(100 * MS)
+    ends = []
+    for now, drained_ms in ((50.0, 50), (50.5, 200), (51.0, 300), (53.0, 400)):
+        rows.store(job, now, drained_ms * MS, final=False)
+        ends.append(job.calls_end)
+        if found and now == 51.0:
+            break
+    assert asked == [True], "once all calls were fed"
+    assert ends[-1] is None
+    assert all(ends[:-1])
+    assert session.losses.of(job).get("communicators_over_share", 0) == (0 if found else 1)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from argus.capture.attachment import Attachment
-from argus.live.cost.governor import Plan, Rung
+from argus.live.cost.governor import PATIENCE, Plan, Rung
 from argus.live.job import Job, Member
-from argus.live.sides.probing import ProbingSide
+from argus.live.sides.probing import ProbingSide, _OfJob
 from argus.live.sides.windows_seen import LACKING, RECENT, WindowsHad
+from argus.semantics.steps.thinned import Pulse
 from tests.builders.sessions import a_session
 
 S = 10**9
@@ -33,9 +34,10 @@ class Node:
             file.optional_points["launches"] = {"cuda_enter": [(16, 1)]}
         self.lacking: list[Any] = []
         self.begun, self.ns = 0, S
+        self.settled: list[Any] = []
         self.probes = SimpleNamespace(
             probed=set(), refused={}, pulse=frozenset(), window_goes=False, attachments=self.files,
-            open_window=self._open, settle_window=lambda _: None, lacking=[],
+            open_window=self._open, settle_window=self.settled.append, lacking=[],
         )  # fmt: skip
         session.probes = self.probes
         session.roster.attachments_of = lambda member: [self.files[member.target.pid]]  # type: ignore[method-assign]
@@ -284,6 +286,8 @@ def test_a_window_is_none_of_a_job_that_came_while_it_was_opened(comes: bool, mo
     window.begin_ns, window.end_ns = 2 * S, 3 * S
     node.side.take_note()
     assert passes == node.jobs[:1]
+    assert (late in node.side.had._of) is not comes
+    assert node.settled == [window]
     assert [node.side.had.share(job, "windows") for job in node.jobs] == [1.0, 1.0 if comes else 0.0]
 
 
@@ -291,8 +295,69 @@ def test_a_window_that_breaks_while_it_is_opened_is_lost(monkeypatch: pytest.Mon
     node = Node(monkeypatch)
     window = opening(node)
     window.lacking, window.failure, window.end_ns = list(node.files), MemoryError(), 3 * S
-    with pytest.raises(MemoryError):
-        node.side.take_note()
     node.side.take_note()
+    with pytest.raises(MemoryError):
+        node.side.poll(3.0)
+    node.side.poll(3.0)
     assert node.side._window is None
     assert [node.side.had.share(job, "windows") for job in node.jobs] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("then", ["begins", "never begins"])
+@pytest.mark.parametrize("what", ["the plan", "a pulse that is found", "a pulse that costs too much"])
+def test_a_window_is_none_where_what_is_probed_changes_while_it_is_opened(
+    what: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps were counted by what it did not see, or twice."""
+    node = Node(monkeypatch)
+    window, job = opening(node), node.jobs[0]
+    ended: list[bool] = []
+    window.end = lambda: ended.append(True)
+    thinned = SimpleNamespace(unseen=lambda *_: None, slowdown=lambda: 0.0)
+    monkeypatch.setattr(job, "thinned", thinned)
+    state = _OfJob(pulse=Pulse(1, 1, 10**9), spans=[(S, 0)] if "much" in what else [])
+    node.side._jobs[id(job)] = job, state
+    node.probes.set_pulse = lambda chosen: setattr(node.probes, "pulse", frozenset(chosen)) or []
+    node.probes.lacks_pulse = lambda *_: False
+    node.probes.prices_of = lambda _: SimpleNamespace(entry=np.zeros(256))
+    node.probes.window_goes = True
+    if what == "the plan":
+        node.probes.detach_optional = node.probes.attach_optional = lambda *_: 0
+        node.side.apply(Plan((Rung.LAUNCHES, Rung.COPIES), duty=0.25, length_s=0.1, period_s=0.4), 1.0)
+    elif what == "a pulse that is found":
+        node.probes.attachments = []
+        node.side._count_by(job, state)
+        assert node.probes.pulse == {1}
+        assert not state.seen, "each call is seen twice until it is gone"
+    else:
+        node.probes.pulse = frozenset([1])
+        for _ in range(PATIENCE):
+            node.side.weigh(1.0)
+    spans = list(state.spans)
+    assert ended
+    window.begin_ns, window.end_ns = 2 * S if then == "begins" else 0, 3 * S
+    node.side.take_note()
+    assert node.side._window is None
+    assert state.spans == spans
+    assert state.searched is None
+    assert not node.side._windows
+    assert node.side.on_ns["launches"] == 0
+    assert [node.side.had.share(each, "windows") for each in node.jobs] == [1.0, 1.0]
+    assert node.settled == [window]
+
+
+def test_a_window_that_has_begun_is_noted_before_what_is_probed_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its span began before one that had just ended: pulses were counted twice."""
+    node = Node(monkeypatch)
+    window, job = opening(node), node.jobs[0]
+    state = _OfJob(pulse=Pulse(1, 1, 1000))
+    node.side._jobs[id(job)] = job, state
+    monkeypatch.setattr(job, "thinned", SimpleNamespace(unseen=lambda *_: None, slowdown=lambda: 0.0))
+    node.probes.set_pulse = lambda chosen: []
+    node.probes.pulse = frozenset([2])
+    window.begin_ns = 2 * S
+    for _ in range(PATIENCE):
+        node.side.weigh(1.0)
+    ((begin, end),) = state.spans
+    assert begin == 2 * S
+    assert end == 0 or end > begin
