@@ -53,6 +53,9 @@ QUIET_S = 0.05
 """How long nobody has asked anything when it ends so."""
 DRAIN_S = 20.0
 """How long an engine that ends waits for what is being answered. Then it is cut off."""
+CLOSE_S = 8
+"""How long it may take to close the database; then the kernel ends the process, whose files are whole at any moment. As
+long as it holds them, nobody else opens the store (30 s are waited for that)."""
 ENDING = " ends, and leaves its bound: "
 """In the lock file, of an engine that is being replaced: whoever starts the next one does not choose another bound."""
 HEIR_S = 60.0
@@ -505,6 +508,8 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         server.drain()
         server.shutdown()
         server.socket.close()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever lock of the interpreter is held
+        signal.alarm(CLOSE_S)
         with contextlib.suppress(Exception):
             keeper.close()
     # Python's own exit would run chdb's destructors beside its live threads.

@@ -318,6 +318,42 @@ engine.serve(engine.Path(sys.argv[1]), "a test", 1)
 """
 
 
+NEVER_CLOSED = """
+import ctypes, sys
+import chdb
+from argus.store import engine
+engine.LINGER_S, engine.CLOSE_S = 0.0, 1
+class Handle:
+    def __init__(self, target):
+        self.handle = CONNECT(target)
+    def __getattr__(self, name):
+        return getattr(self.handle, name)
+    def close(self):
+        if self is FIRST[0]:
+            ctypes.PyDLL(None).pause()  # with the interpreter's lock
+        self.handle.close()
+CONNECT, FIRST = chdb.connect, []
+chdb.connect = lambda target: FIRST.append(Handle(target)) or FIRST[-1]
+engine.serve(engine.Path(sys.argv[1]), "a test", 1)
+"""
+
+
+def test_an_engine_whose_database_does_not_close_holds_the_store_for_seconds(url: str, tmp_path: Path) -> None:
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (a UInt64) ENGINE = MergeTree ORDER BY a")
+        client.command("INSERT INTO t VALUES (7)")
+    folder = tmp_path / "store"
+    assert wait_until(lambda: open_module._holder(folder) is None)
+    hangs = subprocess.Popen([sys.executable, "-c", NEVER_CLOSED, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert hangs.stdout is not None
+    assert hangs.stdout.readline() == "ready\n"
+    with open_store(url) as store, store.lease() as client:  # the first engine, or the next one
+        assert client.query("SELECT a FROM t").result_rows == [(7,)]
+    assert hangs.wait(30) == -signal.SIGALRM
+    with open_store(url) as store, store.lease() as client:
+        assert client.query("SELECT a FROM t").result_rows == [(7,)]
+
+
 def test_an_engine_that_is_renewed_loses_nothing(url: str, tmp_path: Path) -> None:
     """Clients that ask and insert all the time notice nothing: the next engine has what was stored."""
     with open_store(url) as store, store.lease() as client:

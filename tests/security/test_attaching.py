@@ -1834,19 +1834,15 @@ def test_who_maps_files_while_a_window_is_opened_takes_nothing_of_it(monkeypatch
         assert not probes._window.lacking
         end(probes._window)
         clocked.now += 5.0
-    assert {*probes._window_patience._needs} <= {
-        frozenset([1000]),
-        frozenset([OTHER[0]]),
-        frozenset([1000, HOSTILE[0]]),
-    }
 
 
-@pytest.mark.parametrize("how", ["forgotten", "fresh"])
+@pytest.mark.parametrize("how", ["forgotten", "fresh", "flip"])
 @pytest.mark.parametrize(("files", "takes_s"), [(8, 0.05), (8, 0.1), (12, 0.1), (30, 0.05)])
 def test_users_that_come_and_go_take_no_windows_of_who_needs_little(
     files: int, takes_s: float, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an account needs is forgotten with it: new ones came first, each time."""
+    """What an account needs was forgotten with it: new ones came first, each time. So it was where another user mapped
+    the files now and then, to make the account a new one."""
     clocked = Clocked(monkeypatch)
     clocked.takes_s = takes_s
     probes = without_probes([f"h{file}" for file in range(files)], clocked)
@@ -1857,9 +1853,11 @@ def test_users_that_come_and_go_take_no_windows_of_who_needs_little(
         probes.attachments = [*honest, *(quick if how == "forgotten" else ())]
         for part in range(3 if window else 0):
             user, paths = users[(3 * window + part) % 12], [f"{window} {part} {file}" for file in range(4)]
-            clocked.slow |= dict.fromkeys(paths, 0.9 if how == "forgotten" else 60.0)
+            clocked.slow |= dict.fromkeys(paths, 60.0 if how == "fresh" else 0.9)
             new = without_probes(paths, clocked, user).attachments
-            probes.attachments += shared_by(new, (2000, ""), user) if how == "forgotten" else new
+            probes.attachments += new if how == "fresh" else shared_by(new, (2000, ""), user)
+        if how == "flip":
+            shared_by(honest, HONEST, *([HOSTILE] if window % 2 else []))
         CHANGES["window"](probes)
         lost += bool({*map(id, honest)} & {*map(id, probes._window.lacking)})
         end(probes._window)
@@ -1867,6 +1865,20 @@ def test_users_that_come_and_go_take_no_windows_of_who_needs_little(
             each.answered()
         clocked.now += 15.0
     assert lost == 0
+
+
+@pytest.mark.parametrize(("users", "files", "takes_s"), [(5, 6, 0.15), (3, 8, 0.2), (40, 2, 0.05), (60, 1, 0.06)])
+def test_what_is_kept_for_some_leaves_room_for_all(
+    users: int, files: int, takes_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A margin for some was withheld from others, always the same, where all together just have room."""
+    clocked = Clocked(monkeypatch)
+    clocked.takes_s = takes_s
+    probes = without_probes([], clocked)
+    for user in range(users):
+        paths = [f"{user} {file}" for file in range(files)]
+        probes.attachments += without_probes(paths, clocked, (1000 + user, "")).attachments
+    assert min(whole_windows(probes, clocked, 20, 20.0).values()) == 20
 
 
 def test_who_needs_little_has_its_probes_on_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,14 +30,14 @@ ANSWERS_S = 0.05
 USUAL = 2.0
 """A file that who is alone shares with somebody who does not train is slow for that if it takes so many times as long
 as those that it has to itself, and longer than ``ANSWERS_S``."""
-FADES, UNKNOWN_S = 0.9, 1.0
-"""What an account needed for a change counts so much less after each later one that it had; what one needs whose users
-have not had any is not known."""
-KEPT, KEPT_S, KEPT_OF = 1.25, 0.05, 0.5
-"""Of a change, so many times what an account needed lately is kept for it, and so much more; this part of it for all
-together, those first that need little."""
+FADES, UNKNOWN_S = 0.98, 1.0
+"""What a file, or a user, needed for a change counts so much less after each later one that it had; what a user needs
+who has not had any is not known."""
+KEPT, KEPT_S, KEPT_OF = 1.25, 0.03, 0.5
+"""Of a change, so many times what an account's files needed lately is kept for it, and so much more; this part of it
+for all together, those first that need little."""
 OF_CLOSINGS, CLOSING_S = 0.1, 0.1
-"""Share of the loop's time for that; and one waits for so long in any case."""
+"""Share of the loop's time until probes are gone; and one waits for so long in any case."""
 ACCOUNTS, OF_A_USER = 1024, 16
 """Accounts that have taken time lately; in all, and those that a user is part of: another one of users who all are part
 of so many takes none."""
@@ -83,10 +83,14 @@ class Patience:
         """Accounts of files that nobody who trains maps."""
         self._those = Users()
         """Those who map files and train; all who map files, if none does."""
-        self._needs: dict[Users, float] = {}
-        """What each account needed for a change, lately: the most."""
-        self._took: dict[Users, float] = {}
-        """What accounts took of this change."""
+        self._needs: dict[int, float] = {}
+        """What each file needed for a change, lately, by its ``id``."""
+        self._user_needs: dict[int, float] = {}
+        """The same of users: of the account of each that needed most. Those are kept who have gone."""
+        self._took_by: dict[int, float] = {}
+        """What files took of this change, by their ``id``."""
+        self._took_of: dict[Users, float] = {}
+        """The same of accounts."""
         self._account_of: dict[int, Users] = {}
         """Of each file of this change, by its ``id``: who maps it may change meanwhile."""
         self._kept_of: dict[Users, float] = {}
@@ -105,23 +109,24 @@ class Patience:
         self._several = len(training) > 1
         self._fill()
         accounts = {each.users for each in files}
-        self._begin_change(accounts | there)
+        self._begin_change({id(each) for each in (*files, *among)})
         saved = {account: self._saved.get(account, SAVED_S) for account in accounts}
         for account in accounts:
             self._left_of.setdefault(account, OF_USER_S * max(len(account & training), 1))
         self._resting = {account for account, left_s in saved.items() if left_s <= 0}
         self._blocked = Users().union(*(account for account in self._resting if len(account) == 1))
         self._guests = {account for account in accounts if account not in there or training.isdisjoint(account)}
-        order = self._in_order(accounts)
+        order = self._in_order(files)
         turns = {account: turn for turn, account in enumerate(order)}
         self._account_of = {id(each): each.users for each in files}
         return sorted(files, key=lambda each: (turns[self._account_of[id(each)]], not each.answers))
 
-    def _in_order(self, accounts: Iterable[Users]) -> list[Users]:
-        """First those for which nothing is kept, of these those that need little."""
-        needs = self._needed(accounts)
+    def _in_order(self, files: Iterable[Attachment]) -> list[Users]:
+        """Accounts: first those for which nothing is kept, of these those that need little. Where all of which it is
+        known what they need have room, no margin is withheld from these that leaves none."""
+        needs, known = self._needed(files)
         kept: dict[Users, float] = {}
-        for account in sorted(needs.keys() & self._needs.keys() - self._guests - self._resting, key=needs.__getitem__):
+        for account in sorted(known - self._guests - self._resting, key=needs.__getitem__):
             kept_s = KEPT * needs[account] + KEPT_S
             if sum(kept.values()) + kept_s <= KEPT_OF * LONGEST_S:
                 kept[account] = kept_s
@@ -135,25 +140,30 @@ class Patience:
                 sorted(each),
             ),
         )
-        left_s = sum(kept.values())
-        self._kept_of = dict.fromkeys(others, left_s)
+        all_s, bare = sum(kept.values()), {account: needs[account] + KEPT_S for account in kept}
+        bare_s = sum(bare.values())
+        margin_s = min(all_s - bare_s, max(LONGEST_S - sum(needs[account] + KEPT_S for account in known), 0.0))
+        self._kept_of = {account: bare_s + margin_s if account in known else all_s for account in others}
         for account in reversed(kept):
-            left_s -= kept[account]
-            self._kept_of[account] = left_s
+            bare_s -= bare[account]
+            self._kept_of[account] = bare_s
         return [*others, *reversed(kept)]
 
-    def _needed(self, accounts: Iterable[Users]) -> dict[Users, float]:
-        """What accounts need for a change: one that has not had any as the one of its users that needs least. A user
-        needs what the slowest of its accounts does: none is quick to be slow with another one."""
-        of_users: dict[int, float] = {}
-        for account, need_s in self._needs.items():
-            for user in account:
-                of_users[user] = max(of_users.get(user, 0.0), need_s)
-        needs = {}
-        for account in accounts:
-            known = self._needs.get(account)
-            needs[account] = min(of_users.get(user, UNKNOWN_S) for user in account) if known is None else known
-        return needs
+    def _needed(self, files: Iterable[Attachment]) -> tuple[dict[Users, float], set[Users]]:
+        """What accounts need for a change, and of which it is known: files of theirs have had one. Another one needs
+        what the quickest of its users does, and a user what the slowest of its accounts did: none is quick to be slow
+        with another one."""
+        of_accounts: dict[Users, list[float | None]] = {}
+        for each in files:
+            of_accounts.setdefault(each.users, []).append(self._needs.get(id(each)))
+        needs, known = {}, set()
+        for account, of_files in of_accounts.items():
+            if had := [need_s for need_s in of_files if need_s is not None]:
+                known.add(account)
+                needs[account] = sum(had) * len(of_files) / len(had)
+            else:
+                needs[account] = min(self._user_needs.get(user, UNKNOWN_S) for user in account)
+        return needs, known
 
     def is_alone(self, attachments: Iterable[Attachment]) -> bool:
         """Whether one user alone trains, of those who map files."""
@@ -162,15 +172,20 @@ class Patience:
     def _those_who_train(self, users: Users) -> Users:
         return users & self.training or users
 
-    def _begin_change(self, accounts: AbstractSet[Users] = frozenset()) -> None:
-        """``accounts``: those that there are, if what they need is to be known."""
+    def _begin_change(self, files: AbstractSet[int] = frozenset()) -> None:
+        """``files``: those that there are, by their ``id``, if what they need is to be known."""
         if self._now() - self._waited_at > SAME_S:
             self._left_s, self._left_of = LONGEST_S, {}
-            for account, took_s in self._took.items():
-                self._needs[account] = max(FADES * self._needs.get(account, 0.0), took_s)
-            self._took = {}
-        if accounts:
-            self._needs = {account: need_s for account, need_s in self._needs.items() if account in accounts}
+            for file, took_s in self._took_by.items():
+                self._needs[file] = max(FADES * self._needs.get(file, 0.0), took_s)
+            for account, took_s in self._took_of.items():
+                for user in account:
+                    self._user_needs[user] = max(FADES * self._user_needs.pop(user, 0.0), took_s)
+            for user in list(self._user_needs)[:-ACCOUNTS]:
+                del self._user_needs[user]
+            self._took_by, self._took_of = {}, {}
+        if files:
+            self._needs = {file: need_s for file, need_s in self._needs.items() if file in files}
 
     def _fill(self) -> None:
         """Hands out time to accounts that lack some: what one does not need is for others."""
@@ -224,7 +239,8 @@ class Patience:
         """A file was waited for. ``came``: for probes that are there now."""
         account = self._account(attachment)
         self._note(waited_s)
-        self._took[account] = self._took.get(account, 0.0) + waited_s
+        self._took_by[id(attachment)] = self._took_by.get(id(attachment), 0.0) + waited_s
+        self._took_of[account] = self._took_of.get(account, 0.0) + waited_s
         if account in self._left_of:
             self._left_of[account] -= waited_s * (1 if came else max(len(account & self._those), 1))
         if came and not self._is_bounded(account):

@@ -35,8 +35,10 @@ PART_S = 0.001
 SAVED_S = 0.5
 """What an owner has saved of that (``Turns``)."""
 LAST_S = 2.0
-"""What an owner has saved for when its jobs end, or the trace does: then it is done at once. A job of which calls are
-seen in windows from then on waits for it so long."""
+"""What an owner has saved for when its jobs end, or the trace does: then it is done at once."""
+LINED_UP_S = 10.0
+"""A job of which calls are seen in windows from then on waits for it so long: in that time all jobs together have 2.5 s
+of CPU time."""
 
 
 class Aligner:

@@ -9,8 +9,7 @@ steps now and then, for their phases; it does not change the windows of other su
 from __future__ import annotations
 
 import time
-from collections import Counter as Tally
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import get_args
 from weakref import WeakSet
@@ -24,12 +23,12 @@ from argus.live.cost.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET
 from argus.live.job import Job
 from argus.live.session import Session
 from argus.live.side import Side
+from argus.live.sides.early_calls import EarlyCalls, seen_calls
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.windows_seen import WindowsSeen
-from argus.model import calls, event_kinds, records
+from argus.model import calls
 from argus.model.losses import UNKNOWN, Owner
-from argus.semantics.steps.by_calls import collective_codes, launch_codes
-from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find_pulse
+from argus.semantics.steps.thinned import Pulse, concatenate_windows, find_pulse
 
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 GONE_NS = 60_000_000
@@ -37,6 +36,8 @@ GONE_NS = 60_000_000
 SEARCH_S, SEARCH_EVERY = 0.125, 10
 """Where all is seen, calls of so long are searched for a pulse, twice as long each time that none is found in them, and
 not more often than after ten times that."""
+SEARCHED_S = 0.2
+"""A window waits for so long at most until calls of the last one have been searched."""
 LEAST_WAIT_S, OF_WAIT = 0.002, 1 / 8
 """While the last window's probes go, the loop asks so often whether they are gone: after an eighth of the time that it
 has waited, up to ``GONE_NS``. A window is not much later for it."""
@@ -46,9 +47,6 @@ UNDISTURBED = 1.02
 """Steps that windows make so much longer at most are stored like others."""
 HEAVY_TURN = 8
 """Every so many windows one in which all is seen, where the others are for the pulse alone."""
-EARLY_CALLS = 65_536
-"""Calls of the beginning that are kept to look for a pulse in, should it be needed. A user, or container, who has less
-than half as many as another one takes the room of a job of that."""
 RUN_NS = 1_000
 """A program's run, with what it writes to a ring: ``scripts/bench probe``."""
 FIRST_SAMPLE_S = 0.5
@@ -219,6 +217,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Whether the window is a sample."""
         self._there: WeakSet[Job] = WeakSet()
         """Jobs when it was opened."""
+        self._seen_in_window: tuple[Collection[Subject], Collection[int] | None, Collection[int]] = (), None, ()
+        """Subjects and calls that it was to see, and the pulses then."""
         self._spoiled = False
         """Whether what is probed changed while it was opened: it is no window of any job."""
         self._failure: BaseException | None = None
@@ -239,9 +239,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._thinned: WeakSet[Job] = WeakSet()
         """Jobs that know what of their marks is seen in part."""
         self._slowed = 1.0
-        self._early: dict[int, dict[int, list[NDArray[np.void]]]] = {}
-        self._early_of: dict[int, tuple[Owner, int]] = {}
-        """Of each job, whose it is and how many of its calls are kept."""
+        self._early = EarlyCalls()
         self._heavy = 0
         self._share = 0.0
         """Of the jobs' time, what pulses cost while they are seen, as measured; 0: it was not."""
@@ -258,7 +256,9 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         Returns:
             Since when that is so: when probes began to go, CLOCK_MONOTONIC.
         """
-        self._spoil_window()
+        self.take_note()
+        if any(getattr(plan, name) != getattr(self.plan, name) for name in ("windowed", "off", "entries", "sampled")):
+            self._spoil_window()  # other changes, of how often, come with each look
         since_ns, jobs = time.monotonic_ns(), self._session.jobs
         before, self.plan, self._slowed = self.plan, plan, slowed
         unprobed = plan.windowed | plan.off
@@ -343,7 +343,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     def _begin_search(self, job: Job, attached_ns: int, since_ns: int) -> None:
         """What was seen until now is the first window. Its newest records have not been read yet."""
         if job.thin_calls(since_ns):
-            early = self._forget_early(id(job))
+            early = self._early.take(job)
             self._jobs[id(job)] = job, _OfJob(_Searched(attached_ns, since_ns, early))
 
     def _search_throughout(self, now: float) -> None:
@@ -389,6 +389,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             self._open_sample(now)
         if not self.plan.windowed or now < self._due or self._window is not None or not may:
             return
+        if now < self._due + SEARCHED_S and any(map(_is_searched, self._jobs.values())):
+            return
         for job in jobs:
             if self._needs_pulse(job):  # one that has begun since
                 self._begin_search(job, 0, time.monotonic_ns())
@@ -418,7 +420,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         if window is not None:
             over = bool(window.end_ns)
             if not self._noted and (over or window.begin_ns):
-                self._noted = True
+                self._noted, self._left_out = True, set(map(id, self._session.jobs))
                 self._session.probes.settle_window(window)
                 self._begin_window(window)
             if over:
@@ -427,11 +429,15 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._fed_ns = max(self._fed_ns, fed_ns)
 
     def _spoil_window(self) -> None:
-        """What is probed changes: a window that is being opened is none, since it was to see something else."""
-        self.take_note()
+        """Subjects that are probed change: a window that is being opened is none, since it was to see something else.
+        Another one is opened soon."""
         if self._window is not None and not self._noted:
             self._window.end()
             self._spoiled = True
+            if self._sample:
+                self._sample_due = time.monotonic()
+            else:
+                self._due, self._turn = time.monotonic(), self._turn - 1
 
     def _begin_window(self, window: Window) -> None:
         """It has begun, or nothing was seen in it."""
@@ -453,10 +459,19 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             if state is None or self._sample:
                 continue
             if state.pulse is None:
+                if state.searched is not None and state.searched.end_ns:
+                    continue  # it will be looked at once the window is over
                 # Of one that is over nothing comes: none would be found, and windows would grow.
                 state.searched = None if job.over_since else _Searched(window.begin_ns)
+            elif not self._sees(state.pulse.call):
+                continue
             elif not state.seen and not state.lacking and not state.after_window:
                 self._begin_span(job, state, window.begin_ns)
+
+    def _sees(self, call: int) -> bool:
+        """Whether the window has probes on a function."""
+        subjects, only, pulse = self._seen_in_window
+        return subject_of(calls.CALLS[call]) in subjects and call not in pulse and (only is None or call in only)
 
     def _wait(self, now: float, may: bool) -> None:
         """Sets when to ask again whether a window may begin, if one is to: the longer that lasts, the more seldom."""
@@ -480,6 +495,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Opens a window. One that cannot begin, for whatever reason, is lost."""
         self._sample, self._noted, self._length_s = sample, False, length_s
         self._there, self._spoiled = WeakSet(self._session.jobs), False
+        self._seen_in_window = subjects, only, self._session.probes.pulse
         try:
             self._window = self._session.probes.open_window(subjects, length_s, only)
         finally:
@@ -516,10 +532,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
 
     def _end_window(self, window: Window) -> None:
         self._window, sample = None, self._sample
-        if self._spoiled:
-            return
-        if not window.begin_ns:
-            self._lose(self._left_out)
+        if self._spoiled or not window.begin_ns:
+            self._lose(set(map(id, self._session.jobs)) if self._spoiled else self._left_out)
             return
         for job in self._jobs_of_window():
             job.note_queues()
@@ -552,7 +566,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     def feed(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
         """Takes calls of a rank that are seen in windows, or its pulse: LAUNCH or COLLECTIVE rows, shape (n,)."""
         if id(job) not in self._jobs:
-            self._keep_early(job, rank, events)
+            self._early.keep(job, rank, events)
             return
         state = self._jobs[id(job)][1]
         ts = events["ts_ns"].astype(np.int64)
@@ -565,25 +579,11 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         for begin, end in state.spans:
             job.thinned.feed(rank, pulses[(pulses >= begin) & (pulses < (end or 1 << 62))])
 
-    def _keep_early(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
-        if sum(number for _, number in self._early_of.values()) >= EARLY_CALLS and not self._make_room(job):
-            return
-        owner, number = self._early_of.get(id(job), (job.owner, 0))
-        self._early_of[id(job)] = owner, number + len(events)
-        self._early.setdefault(id(job), {}).setdefault(rank, []).append(seen_calls(events))
-
-    def _make_room(self, job: Job) -> bool:
-        """Forgets the calls of a job, if one has so many more. Returns whether there is room."""
-        if (most := _with_most(self._early_of, job.owner)) is not None:
-            self._forget_early(most)
-        return most is not None
-
-    def _forget_early(self, which: int) -> dict[int, list[NDArray[np.void]]]:
-        self._early_of.pop(which, None)
-        return self._early.pop(which, {})
-
     def find_pulses(self, drained_ns: int) -> None:
-        """Looks for pulses in windows that have ended and whose records are all there."""
+        """Looks for pulses in windows that have ended and whose records are all there, while no other is there: where
+        one is found, its call would be seen twice."""
+        if self._probes_go:
+            return
         for job in self._session.jobs:
             state = self._jobs.get(id(job), (job, None))[1]
             if job.calls_end is not None:  # numbers go on from the last steps by calls
@@ -596,7 +596,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         searched, state.searched = state.searched, None
         if searched is None or job.thinned is None:
             return
-        prices = {call: int(price) for call, price in enumerate(self._entry_prices(job).tolist()) if price}
+        prices = {call: int(price) for call, price in enumerate(_entry_prices(job, self._session).tolist()) if price}
         pulses: dict[int, Pulse] = {}
         for rank, parts in sorted(searched.parts.items()):
             seen = concatenate_windows(parts)
@@ -621,7 +621,6 @@ class ProbingSide(_PulseSpans, WindowsSeen):
 
     def _count_by(self, job: Job, state: _OfJob) -> None:
         assert state.pulse is not None
-        self._spoil_window()
         state.lacking, state.after_window = [], False
         name = calls.CALLS[state.pulse.call].symbol
         throughout = anyway = self._probed_anyway(state.pulse.call)
@@ -634,16 +633,10 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         how = "throughout" if throughout else "in windows"
         self._session.note(f"steps of {job.name} are counted by {name}, {state.pulse.per_step} a step, seen {how}")
 
-    def _entry_prices(self, job: Job) -> NDArray[np.float64]:
-        """What entries cost the job, ns, shape (256,), by the call's number."""
-        roster = self._session.roster
-        files = {id(each): each for member in job.ranks() for each in roster.attachments_of(member)}
-        return self._session.probes.prices_of(files.values()).entry
-
     def _pulse_share(self) -> float:
         """What pulses cost while they are seen, as a share of the jobs' time: of the job with most."""
         shares = [
-            p.per_step * (float(self._entry_prices(job)[p.call]) + RUN_NS) * self._slowed / p.step_ns
+            p.per_step * (float(_entry_prices(job, self._session)[p.call]) + RUN_NS) * self._slowed / p.step_ns
             for job, state in self._jobs.values()
             if (p := state.pulse) is not None and not self._probed_anyway(p.call)
         ]
@@ -663,7 +656,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         if self._heavy < PATIENCE:
             return
         self._heavy = 0
-        self._spoil_window()
+        self.take_note()
         now_ns = time.monotonic_ns()
         self._session.probes.set_pulse(())
         for job, state in self._jobs.values():
@@ -683,13 +676,25 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     def forget(self, job: Job) -> None:
         """Drops what is kept of a job that is over."""
         self._jobs.pop(id(job), None)
-        self._forget_early(id(job))
+        self._early.take(job)
         self._sum_up(job)
 
 
 def _grown(state: _OfJob) -> int:
     """How many times as long its windows are, after those in which no pulse was found."""
     return 1 << min(state.failed, 6)
+
+
+def _entry_prices(job: Job, session: Session) -> NDArray[np.float64]:
+    """What entries cost a job, ns, shape (256,), by the call's number."""
+    files = {id(each): each for member in job.ranks() for each in session.roster.attachments_of(member)}
+    return session.probes.prices_of(files.values()).entry
+
+
+def _is_searched(one: tuple[Job, _OfJob]) -> bool:
+    """Whether calls of a job are to be searched for its pulse, as soon as all are there."""
+    job, state = one
+    return state.searched is not None and state.searched.end_ns > 0 and job.calls_end is None and not job.over_since
 
 
 def _left_out(lacking: Collection[Attachment], session: Session) -> set[int]:
@@ -707,36 +712,3 @@ def _files(job: Job, session: Session) -> list[Attachment]:
     """Probed files that its processes map."""
     of = session.roster.attachments_of
     return [*{id(each): each for member in job.members.values() for each in of(member)}.values()]
-
-
-def _with_most(early: Mapping[int, tuple[Owner, int]], owner: Owner) -> int | None:
-    """Which job has most calls kept of those of the user with most, or of this user's container with most, if this one
-    has less than half of that."""
-    of_users, of_containers = Tally[int](), Tally[Owner]()
-    for whose, number in early.values():
-        of_users[whose[0]] += number
-        if whose[0] == owner[0]:
-            of_containers[whose] += number
-    user = max(of_users, key=of_users.__getitem__)
-    container = max(of_containers, key=of_containers.__getitem__, default=owner)
-    if 2 * of_users[owner[0]] < of_users[user]:
-        of_most = {which: number for which, (whose, number) in early.items() if whose[0] == user}
-    elif 2 * of_containers[owner] < of_containers[container]:
-        of_most = {which: number for which, (whose, number) in early.items() if whose == container}
-    else:
-        return None
-    return max(of_most, key=of_most.__getitem__)
-
-
-def seen_calls(events: NDArray[np.void]) -> NDArray[np.void]:
-    """What distinguishes calls, for ``find_pulse``: LAUNCH or COLLECTIVE rows → ``SEEN`` rows, shape (n,)."""
-    out = np.zeros(len(events), SEEN)
-    out["ts"], out["call"] = events["ts_ns"], events["call"]
-    if events.dtype == records.LAUNCH:
-        launching = event_kinds.is_launch(events)
-        out["code"] = events["call"]
-        if launching.any():
-            out["code"][launching] = launch_codes(events[launching])[1]
-    else:
-        out["code"] = collective_codes(events)
-    return out

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from argus.live.job import Job, is_waiting
 from argus.live.session import Session
-from argus.live.sides.alignment import LAST_S, Aligner
+from argus.live.sides.alignment import LINED_UP_S, Aligner
 from argus.live.sides.gpu_times import GpuSide
 from argus.model.losses import Whom
 from argus.semantics.groups.communicators import keep_alignment
@@ -61,7 +61,7 @@ class StepRows:
         if not job.finishing:
             ends = job.calls_end
             if ends is not None and not ends.until and until_ns >= job.thin_since:
-                ends.until = now + LAST_S
+                ends.until = now + LINED_UP_S
                 self._aligner.begin_anew(job)
             found = self._aligner.run(job, now, final=final)
             if found is not None:
@@ -69,7 +69,7 @@ class StepRows:
                     self._align(job, found)
             if ends is not None and ends.until and not ends.lined_up:
                 ends.lined_up = found is not None or now >= ends.until
-                if found is None and ends.lined_up:
+                if found is None and ends.lined_up and not final:
                     self._session.losses.count("communicators_over_share", Whom(job))
         job.finishing = final
         steps = job.steps(until_ns, final=final)

@@ -25,9 +25,10 @@ from argus.live.sampling import processes
 from argus.live.sides import calls as live_calls
 from argus.live.sides import flags
 from argus.live.sides.calls import CallSide
+from argus.live.sides.early_calls import EARLY_CALLS
 from argus.live.sides.flags import KEPT_NS, FlagWatcher
 from argus.live.sides.gpu_times import GpuSide
-from argus.live.sides.probing import EARLY_CALLS, ProbingSide, _OfJob
+from argus.live.sides.probing import ProbingSide, _OfJob
 from argus.model import records
 from argus.model.calls import BY_SYMBOL
 from argus.model.losses import UNKNOWN
@@ -73,6 +74,7 @@ CLASSES = {
     "live/sides/kernel_rows": ("KernelSide", "_Process"),
     "live/sides/probing": ("ProbingSide", "_OfJob", "_Searched"),
     "live/sides/windows_seen": ("WindowsSeen",),
+    "live/sides/early_calls": ("EarlyCalls",),
     "live/cost/overhead": ("Overhead",),
     "live/cost/neighbours": ("Neighbours",),
     "live/cost/ladders": ("Ladders",),
@@ -189,11 +191,11 @@ def test_early_calls_are_bounded() -> None:
     for job in jobs:
         for rank in range(4):
             side.feed(job, rank, events)
-    kept = sum(len(part) for of_job in side._early.values() for parts in of_job.values() for part in parts)
+    kept = sum(len(part) for of_job in side._early._kept.values() for parts in of_job.values() for part in parts)
     assert EARLY_CALLS <= kept < EARLY_CALLS + 1000
     for job in jobs:
         side.forget(job)
-    assert not side._early
+    assert not side._early._kept
 
 
 def test_early_calls_of_one_owner_leave_room_to_others() -> None:
@@ -201,7 +203,7 @@ def test_early_calls_of_one_owner_leave_room_to_others() -> None:
     events = np.zeros(1000, records.COLLECTIVE)
 
     def kept(job: Job) -> int:
-        return sum(len(part) for parts in side._early.get(id(job), {}).values() for part in parts)
+        return sum(len(part) for parts in side._early._kept.get(id(job), {}).values() for part in parts)
 
     flood = [Job(f"flood{number}", 1, owner=(7, f"pid:[{number}]")) for number in range(20)]
     honest, pod = Job("honest", 1, owner=(8, "")), Job("pod", 1, owner=(7, "pod"))

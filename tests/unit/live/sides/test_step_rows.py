@@ -329,7 +329,7 @@ def test_the_last_steps_by_calls_go_by_all_that_is_known_of_communicators(steps:
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_the_last_steps_by_calls_wait_for_communicators_for_two_seconds(
+def test_the_last_steps_by_calls_wait_for_communicators_for_ten_seconds(
     found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = a_session(Rows())
@@ -343,10 +343,10 @@ def test_the_last_steps_by_calls_wait_for_communicators_for_two_seconds(
     monkeypatch.setattr(rows, "_align", lambda *_: None)
     job.thin_calls(100 * MS)
     ends = []
-    for now, drained_ms in ((50.0, 50), (50.5, 200), (51.0, 300), (53.0, 400)):
+    for now, drained_ms in ((50.0, 50), (50.5, 200), (60.0, 300), (60.5, 400)):
         rows.store(job, now, drained_ms * MS, final=False)
         ends.append(job.calls_end)
-        if found and now == 51.0:
+        if found and now == 60.0:
             break
     assert asked == [True], "once all calls were fed"
     assert ends[-1] is None

@@ -12,12 +12,14 @@ import pytest
 from argus.capture.attachment import Attachment
 from argus.live.cost.governor import PATIENCE, Plan, Rung
 from argus.live.job import Job, Member
-from argus.live.sides.probing import ProbingSide, _OfJob
+from argus.live.sides.probing import SEARCHED_S, ProbingSide, _OfJob, _Searched
 from argus.live.sides.windows_seen import LACKING, RECENT, WindowsHad
+from argus.model.calls import BY_SYMBOL
 from argus.semantics.steps.thinned import Pulse
 from tests.builders.sessions import a_session
 
 S = 10**9
+KERNEL = BY_SYMBOL["cudaLaunchKernel"].id
 
 
 def a_target(pid: int) -> Any:
@@ -303,57 +305,121 @@ def test_a_window_that_breaks_while_it_is_opened_is_lost(monkeypatch: pytest.Mon
     assert [node.side.had.share(job, "windows") for job in node.jobs] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("then", ["begins", "never begins"])
-@pytest.mark.parametrize("what", ["the plan", "a pulse that is found", "a pulse that costs too much"])
-def test_a_window_is_none_where_what_is_probed_changes_while_it_is_opened(
-    what: str, then: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps were counted by what it did not see, or twice."""
-    node = Node(monkeypatch)
-    window, job = opening(node), node.jobs[0]
-    ended: list[bool] = []
-    window.end = lambda: ended.append(True)
-    thinned = SimpleNamespace(unseen=lambda *_: None, slowdown=lambda: 0.0)
+def with_pulse(node: Node, monkeypatch: pytest.MonkeyPatch, spans: list[tuple[int, int]]) -> _OfJob:
+    job, nothing = node.jobs[0], lambda *_: None
+    thinned = SimpleNamespace(unseen=nothing, watched=nothing, disturbed=nothing, slowdown=lambda: 0.0)
     monkeypatch.setattr(job, "thinned", thinned)
-    state = _OfJob(pulse=Pulse(1, 1, 10**9), spans=[(S, 0)] if "much" in what else [])
+    state = _OfJob(pulse=Pulse(KERNEL, 1, 10**9), spans=spans)
     node.side._jobs[id(job)] = job, state
+    node.probes.attachments = []
     node.probes.set_pulse = lambda chosen: setattr(node.probes, "pulse", frozenset(chosen)) or []
     node.probes.lacks_pulse = lambda *_: False
     node.probes.prices_of = lambda _: SimpleNamespace(entry=np.zeros(256))
-    node.probes.window_goes = True
-    if what == "the plan":
-        node.probes.detach_optional = node.probes.attach_optional = lambda *_: 0
-        node.side.apply(Plan((Rung.LAUNCHES, Rung.COPIES), duty=0.25, length_s=0.1, period_s=0.4), 1.0)
-    elif what == "a pulse that is found":
-        node.probes.attachments = []
-        node.side._count_by(job, state)
-        assert node.probes.pulse == {1}
-        assert not state.seen, "each call is seen twice until it is gone"
-    else:
-        node.probes.pulse = frozenset([1])
-        for _ in range(PATIENCE):
-            node.side.weigh(1.0)
-    spans = list(state.spans)
+    node.probes.detach_optional = node.probes.attach_optional = lambda *_: 0
+    return state
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_window_is_none_where_other_subjects_are_probed_by_then(
+    begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps were counted by what it did not see, or twice. Another one is opened at once."""
+    node = Node(monkeypatch)
+    window, ended = opening(node), list[bool]()
+    window.end = lambda: ended.append(True)
+    state = with_pulse(node, monkeypatch, [])
+    monkeypatch.setattr("argus.live.sides.probing.time.monotonic", lambda: 1.2)
+    assert node.side._due == 1.4
+    node.side.apply(Plan((Rung.LAUNCHES, Rung.COPIES), duty=0.25, length_s=0.1, period_s=0.4), 1.0)
     assert ended
-    window.begin_ns, window.end_ns = 2 * S if then == "begins" else 0, 3 * S
+    assert node.side._due == 1.2
+    window.begin_ns, window.end_ns = 2 * S if begins else 0, 3 * S
     node.side.take_note()
     assert node.side._window is None
-    assert state.spans == spans
-    assert state.searched is None
+    assert (state.spans, state.searched) == ([], None)
     assert not node.side._windows
     assert node.side.on_ns["launches"] == 0
-    assert [node.side.had.share(each, "windows") for each in node.jobs] == [1.0, 1.0]
+    assert [node.side.had.share(each, "windows") for each in node.jobs] == [0.0, 0.0]
     assert node.settled == [window]
+
+
+def test_a_look_at_costs_spoils_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often they come changes with each: where it took two seconds to open one, there was none any more."""
+    node = Node(monkeypatch)
+    window = opening(node)
+    with_pulse(node, monkeypatch, [])
+    for look in range(5):
+        node.side.apply(Plan((Rung.LAUNCHES,), duty=0.2 + look / 1000, length_s=0.1, period_s=0.5), 1.0)
+    window.begin_ns, window.end_ns = 2 * S, 3 * S
+    node.side.take_note()
+    assert [begun for begun, _ in node.side._windows] == [window]
+    assert node.side.on_ns["launches"] == S
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_pulse_that_costs_too_much_is_counted_in_windows_that_see_it(
+    sees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in one that was opened while its own probes saw it."""
+    node = Node(monkeypatch)
+    node.probes.pulse = frozenset([] if sees else [KERNEL])
+    window = opening(node)
+    state = with_pulse(node, monkeypatch, [(S, 0)])
+    node.probes.pulse = frozenset([KERNEL])
+    for _ in range(PATIENCE):
+        node.side.weigh(1.0)
+    ((_, end),) = state.spans
+    window.begin_ns, window.end_ns = 2 * S, 3 * S
+    node.side.take_note()
+    assert state.spans[1:] == ([(2 * S, 3 * S)] if sees else [])
+    assert end
+
+
+def test_a_pulse_that_is_found_is_not_seen_before_the_window_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is seen twice until then."""
+    node = Node(monkeypatch)
+    node.probes.window_goes = True
+    state = with_pulse(node, monkeypatch, [])
+    node.side._count_by(node.jobs[0], state)
+    assert node.probes.pulse == {KERNEL}
+    assert not state.seen
+    node.probes.window_goes = False
+    node.side._see_again()
+    assert state.seen
+
+
+def test_calls_are_searched_while_no_window_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window waits for it a moment, and does not take their place."""
+    node = Node(monkeypatch)
+    job, searched = node.jobs[0], list[Job]()
+    monkeypatch.setattr(node.side, "_search", searched.append)
+    node.side._jobs[id(job)] = job, _OfJob(searched=_Searched(S, S + 1))
+    node.side._due = 1.0
+    opened: list[bool] = []
+    node.probes.open_window = lambda *_: opened.append(True)
+    node.side.poll(1.0)
+    assert not opened
+    node.probes.window_goes = True
+    node.side.find_pulses(10 * S)
+    assert not searched
+    node.probes.window_goes = False
+    node.side.find_pulses(10 * S)
+    assert searched == [job]
+    node.side.poll(1.0 + 1.01 * SEARCHED_S)
+    assert opened
+    window = opening(node)
+    window.begin_ns = 2 * S
+    node.side.take_note()
+    found = node.side._jobs[id(job)][1].searched
+    assert found is not None
+    assert found.begin_ns == S
 
 
 def test_a_window_that_has_begun_is_noted_before_what_is_probed_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its span began before one that had just ended: pulses were counted twice."""
     node = Node(monkeypatch)
-    window, job = opening(node), node.jobs[0]
-    state = _OfJob(pulse=Pulse(1, 1, 1000))
-    node.side._jobs[id(job)] = job, state
-    monkeypatch.setattr(job, "thinned", SimpleNamespace(unseen=lambda *_: None, slowdown=lambda: 0.0))
-    node.probes.set_pulse = lambda chosen: []
+    window = opening(node)
+    state = with_pulse(node, monkeypatch, [])
     node.probes.pulse = frozenset([2])
     window.begin_ns = 2 * S
     for _ in range(PATIENCE):
