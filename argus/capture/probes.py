@@ -644,11 +644,9 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             self._add_closing(self._window.closing)
             self._window = None
         chosen = frozenset(subjects) - self.probed - self.refused.keys()
-        in_order = [
-            (attachment, points)
-            for attachment in self._window_patience.begin(self.attachments)
-            if (points := window_points(attachment, chosen, self._pulse, only))
-        ]
+        points_of = {id(each): window_points(each, chosen, self._pulse, only) for each in self.attachments}
+        concerned = [each for each in self.attachments if points_of[id(each)]]
+        in_order = [(each, points_of[id(each)]) for each in self._window_patience.begin(concerned, self.attachments)]
         if not in_order:
             return None
         try:

@@ -1881,6 +1881,60 @@ def test_what_is_kept_for_some_leaves_room_for_all(
     assert min(whole_windows(probes, clocked, 20, 20.0).values()) == 20
 
 
+@pytest.mark.parametrize("period_s", [5.0, 15.0])
+@pytest.mark.parametrize("each_s", [(0.46, 0.465, 0.47, 0.475), (0.4, 0.41, 0.42, 0.43), (0.3, 0.31, 0.32, 0.33, 0.34)])
+def test_where_not_all_have_room_all_have_their_turn(
+    each_s: tuple[float, ...], period_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever needs most had none, for good."""
+    clocked = Clocked(monkeypatch)
+    probes = without_probes([], clocked)
+    for user, takes_s in enumerate(each_s):
+        paths = [f"{user} {file}" for file in range(4)]
+        clocked.slow |= dict.fromkeys(paths, takes_s)
+        probes.attachments += without_probes(paths, clocked, (1000 + user, "")).attachments
+    assert min(whole_windows(probes, clocked, 40, period_s).values()) >= 10
+
+
+@pytest.mark.parametrize("how", ["slow", "held"])
+def test_a_user_whose_shared_files_were_slow_has_its_turn_with_new_ones(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next job was taken for slow, and had no window beside others that need much."""
+    clocked = Clocked(monkeypatch)
+    clocked.takes_s = 0.05
+    probes = without_probes([], clocked)
+    for user in range(3):
+        paths = [f"{user} {file}" for file in range(4)]
+        clocked.slow |= dict.fromkeys(paths, 0.48)
+        probes.attachments += without_probes(paths, clocked, (2000 + user, "")).attachments
+    others, paths = list(probes.attachments), [f"shared {file}" for file in range(4)]
+    shared = shared_by(without_probes(paths, clocked, HONEST).attachments, HONEST, HOSTILE)
+    clocked.slow |= dict.fromkeys(paths, 0.9 if how == "slow" else 60.0)
+    for _ in range(2):
+        probes.attachments = [*others, *shared]
+        CHANGES["window"](probes)
+        end(probes._window)
+        clocked.now += 15.0
+    new = without_probes([f"new {file}" for file in range(8)], clocked).attachments
+    probes.attachments = [*others, *new]
+    assert whole_windows(probes, clocked, 10, 15.0)[HONEST[0]] == 10
+
+
+def test_files_without_functions_of_a_window_need_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others of their account need was taken for theirs, and kept."""
+    clocked = Clocked(monkeypatch)
+    probes = without_probes([], clocked)
+    for user in range(4):
+        paths = [f"{user} {file}" for file in range(8 if user < 2 else 4)]
+        files = without_probes(paths, clocked, (1000 + user, "")).attachments
+        clocked.slow |= dict.fromkeys(paths, 0.2 if user < 2 else 0.45)
+        for file in files[1:] if user < 2 else ():
+            file.optional_points.clear()
+        probes.attachments += files
+    assert min(whole_windows(probes, clocked, 20, 20.0).values()) == 20
+
+
 def test_who_needs_little_has_its_probes_on_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stood for five seconds before the window began."""
     clocked = Clocked(monkeypatch)

@@ -9,6 +9,7 @@ from files of others alone.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
@@ -85,8 +86,13 @@ class Patience:
         """Those who map files and train; all who map files, if none does."""
         self._needs: dict[int, float] = {}
         """What each file needed for a change, lately, by its ``id``."""
-        self._user_needs: dict[int, float] = {}
-        """The same of users: of the account of each that needed most. Those are kept who have gone."""
+        self._user_needs: dict[tuple[int, bool], float] = {}
+        """The same of users, of files of their own, and of those that they share: the most that an account of such
+        needed. Those are kept who have gone."""
+        self._passed: dict[int, int] = {}
+        """Changes in a row in which too little was left for a file, by its ``id``."""
+        self._passed_over: set[int] = set()
+        """Files for which too little is left of this change, by their ``id``."""
         self._took_by: dict[int, float] = {}
         """What files took of this change, by their ``id``."""
         self._took_of: dict[Users, float] = {}
@@ -121,20 +127,25 @@ class Patience:
         self._account_of = {id(each): each.users for each in files}
         return sorted(files, key=lambda each: (turns[self._account_of[id(each)]], not each.answers))
 
-    def _in_order(self, files: Iterable[Attachment]) -> list[Users]:
-        """Accounts: first those for which nothing is kept, of these those that need little. Where all of which it is
-        known what they need have room, no margin is withheld from these that leaves none."""
+    def _in_order(self, files: Sequence[Attachment]) -> list[Users]:
+        """Accounts: first those for which nothing is kept. Of these those that need less, by factors of two; of equals,
+        those that were passed over for longest. Where all of which it is known what they need have room, no margin is
+        withheld from these that leaves none."""
         needs, known = self._needed(files)
         kept: dict[Users, float] = {}
         for account in sorted(known - self._guests - self._resting, key=needs.__getitem__):
             kept_s = KEPT * needs[account] + KEPT_S
             if sum(kept.values()) + kept_s <= KEPT_OF * LONGEST_S:
                 kept[account] = kept_s
+        passed: dict[Users, int] = {}
+        for each in files:
+            passed[each.users] = max(passed.get(each.users, 0), self._passed.get(id(each), 0))
         others = sorted(
             needs.keys() - kept.keys(),
             key=lambda each: (
                 each in self._guests,
-                needs[each],
+                math.frexp(needs[each])[1],
+                -passed[each],
                 -self._saved.get(each, SAVED_S),
                 len(each),
                 sorted(each),
@@ -150,9 +161,10 @@ class Patience:
         return [*others, *reversed(kept)]
 
     def _needed(self, files: Iterable[Attachment]) -> tuple[dict[Users, float], set[Users]]:
-        """What accounts need for a change, and of which it is known: files of theirs have had one. Another one needs
-        what the quickest of its users does, and a user what the slowest of its accounts did: none is quick to be slow
-        with another one."""
+        """What accounts need for a change, and of which it is known: files of theirs have had one. Nothing is known of
+        others but what files needed that their users had, or shared, before: of their own it makes them no slower than
+        unknown ones, since whoever shares others may have been slow; of shared ones no quicker, since whoever is quick
+        with his own may be slow with others."""
         of_accounts: dict[Users, list[float | None]] = {}
         for each in files:
             of_accounts.setdefault(each.users, []).append(self._needs.get(id(each)))
@@ -162,7 +174,9 @@ class Patience:
                 known.add(account)
                 needs[account] = sum(had) * len(of_files) / len(had)
             else:
-                needs[account] = min(self._user_needs.get(user, UNKNOWN_S) for user in account)
+                shared = len(account) > 1
+                need_s = min(self._user_needs.get((user, shared), UNKNOWN_S) for user in account)
+                needs[account] = min(max(need_s, UNKNOWN_S), OF_USER_S) if shared else min(need_s, UNKNOWN_S)
         return needs, known
 
     def is_alone(self, attachments: Iterable[Attachment]) -> bool:
@@ -180,10 +194,12 @@ class Patience:
                 self._needs[file] = max(FADES * self._needs.get(file, 0.0), took_s)
             for account, took_s in self._took_of.items():
                 for user in account:
-                    self._user_needs[user] = max(FADES * self._user_needs.pop(user, 0.0), took_s)
-            for user in list(self._user_needs)[:-ACCOUNTS]:
-                del self._user_needs[user]
-            self._took_by, self._took_of = {}, {}
+                    key = user, len(account) > 1
+                    self._user_needs[key] = max(FADES * self._user_needs.pop(key, 0.0), took_s)
+            for key in list(self._user_needs)[:-ACCOUNTS]:
+                del self._user_needs[key]
+            self._passed = {file: self._passed.get(file, 0) + 1 for file in self._passed_over}
+            self._took_by, self._took_of, self._passed_over = {}, {}, set()
         if files:
             self._needs = {file: need_s for file, need_s in self._needs.items() if file in files}
 
@@ -231,6 +247,8 @@ class Patience:
         if account in self._resting or not self._has_room(account):
             return 0.0
         left_s = min(OF_FILE_S, self._left_s - self._kept_of.get(account, 0.0))
+        if left_s < max(self._needs.get(id(attachment), 0.0), _LEAST_S):
+            self._passed_over.add(id(attachment))
         if self._is_bounded(account):
             left_s = min(left_s, self._left_of.get(account, 0.0))
         return left_s if left_s >= _LEAST_S else 0.0

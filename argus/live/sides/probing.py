@@ -232,8 +232,9 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._left_out: set[int] = set()
         """Jobs of which not all was seen in the window (their ``id``): it is none of theirs."""
         self._due = self._sample_due = 0.0
-        self._again_at = self._waits_since = 0.0
-        """When to ask again whether a window may begin; since when one is to, and may not. 0: it is not so."""
+        self._again_at = self._waits_since = self._may_since = 0.0
+        """When to ask again whether a window may begin; since when one is to, and may not; since when it may. 0: it is
+        not so."""
         self._turn = 0
         self._jobs: dict[int, tuple[Job, _OfJob]] = {}
         self._thinned: WeakSet[Job] = WeakSet()
@@ -257,7 +258,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             Since when that is so: when probes began to go, CLOCK_MONOTONIC.
         """
         self.take_note()
-        if any(getattr(plan, name) != getattr(self.plan, name) for name in ("windowed", "off", "entries", "sampled")):
+        seen = ("windowed", "off", "entries", *(("sampled",) if self._sample else ()))
+        if any(getattr(plan, name) != getattr(self.plan, name) for name in seen):
             self._spoil_window()  # other changes, of how often, come with each look
         since_ns, jobs = time.monotonic_ns(), self._session.jobs
         before, self.plan, self._slowed = self.plan, plan, slowed
@@ -385,11 +387,13 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         self._see_again()
         may = self._window is None and not self._session.probes.window_goes
         self._wait(now, may)
+        self._may_since = (self._may_since or now) if may else 0.0
+        self.find_pulses(self._fed_ns)  # however soon the next one is opened
         if may and self.plan.sampled and now >= self._sample_due:
             self._open_sample(now)
         if not self.plan.windowed or now < self._due or self._window is not None or not may:
             return
-        if now < self._due + SEARCHED_S and any(map(_is_searched, self._jobs.values())):
+        if now < max(self._due, self._may_since) + SEARCHED_S and any(map(_is_searched, self._jobs.values())):
             return
         for job in jobs:
             if self._needs_pulse(job):  # one that has begun since
@@ -431,7 +435,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     def _spoil_window(self) -> None:
         """Subjects that are probed change: a window that is being opened is none, since it was to see something else.
         Another one is opened soon."""
-        if self._window is not None and not self._noted:
+        if self._window is not None and not self._noted and not self._spoiled:
             self._window.end()
             self._spoiled = True
             if self._sample:
@@ -459,8 +463,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             if state is None or self._sample:
                 continue
             if state.pulse is None:
-                if state.searched is not None and state.searched.end_ns:
-                    continue  # it will be looked at once the window is over
+                if self._of_pulse or (state.searched is not None and state.searched.end_ns):
+                    continue  # it sees others' pulses alone; or the last one will be looked at once it is over
                 # Of one that is over nothing comes: none would be found, and windows would grow.
                 state.searched = None if job.over_since else _Searched(window.begin_ns)
             elif not self._sees(state.pulse.call):

@@ -316,6 +316,7 @@ def with_pulse(node: Node, monkeypatch: pytest.MonkeyPatch, spans: list[tuple[in
     node.probes.lacks_pulse = lambda *_: False
     node.probes.prices_of = lambda _: SimpleNamespace(entry=np.zeros(256))
     node.probes.detach_optional = node.probes.attach_optional = lambda *_: 0
+    node.probes.entries_only = set()
     return state
 
 
@@ -354,6 +355,71 @@ def test_a_look_at_costs_spoils_no_window(monkeypatch: pytest.MonkeyPatch) -> No
     node.side.take_note()
     assert [begun for begun, _ in node.side._windows] == [window]
     assert node.side.on_ns["launches"] == S
+
+
+def test_samples_that_are_given_up_spoil_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No probe of it differs. A window is spoiled once, whatever changes while it is opened."""
+    node = Node(monkeypatch)
+    rungs = (Rung.LAUNCHES, Rung.RANGES)
+    node.side.plan = Plan(rungs, duty=0.25, length_s=0.1, period_s=0.4)
+    window, ended = opening(node), list[bool]()
+    window.end = lambda: ended.append(True)
+    with_pulse(node, monkeypatch, [])
+    turn = node.side._turn
+    node.side.apply(Plan(rungs, duty=0.25, length_s=0.1, period_s=0.4, sample_s=0.1, sample_period_s=20.0), 1.0)
+    assert not ended
+    for more in (Rung.COPIES, Rung.WAITS):
+        node.side.apply(Plan((*rungs, more), duty=0.25, length_s=0.1, period_s=0.4), 1.0)
+    assert ended == [True]
+    assert node.side._turn == turn - 1
+
+
+@pytest.mark.parametrize("of_pulse", [True, False])
+def test_in_a_window_of_others_pulses_none_is_searched(of_pulse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One function alone was seen in it."""
+    node = Node(monkeypatch)
+    window = opening(node)
+    node.side._of_pulse = of_pulse
+    node.side._jobs[id(node.jobs[0])] = node.jobs[0], _OfJob()
+    window.begin_ns = 2 * S
+    node.side.take_note()
+    assert (node.side._jobs[id(node.jobs[0])][1].searched is None) is of_pulse
+
+
+@pytest.mark.parametrize("go_s", [0.06, 2.2, 6.3])
+def test_searches_go_on_however_slowly_probes_go(go_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that takes longer than from one window to the next there was no moment for them."""
+    node = Node(monkeypatch, jobs=1)
+    node.side.plan = Plan((Rung.LAUNCHES,), duty=0.05, length_s=0.1, period_s=2.0)
+    job, at, searched = node.jobs[0], SimpleNamespace(s=10.0, gone=0.0, window=None, windows=0), list[float]()
+    monkeypatch.setattr(node.side, "_search", lambda _: (searched.append(at.s), setattr(state, "searched", None)))
+    state = _OfJob()
+    node.side._jobs[id(job)] = job, state
+
+    class Going(SimpleNamespace):
+        @property
+        def window_goes(self) -> bool:
+            return bool(at.s < at.gone)
+
+    def open_window(subjects: Any, *_: Any) -> Any:
+        at.gone, at.windows = at.s + 0.1 + go_s, at.windows + 1
+        at.window = SimpleNamespace(
+            begin_ns=int(at.s * S), end_ns=0, subjects=subjects, lacking=[], hits=np.zeros(256, np.int64), failure=None
+        )
+        return at.window
+
+    kept = {name: value for name, value in vars(node.probes).items() if name != "window_goes"}
+    node.session.probes = Going(**{**kept, "open_window": open_window})
+    node.side._due = at.s
+    for turn in range(4000):
+        at.s += 0.01
+        if at.window is not None and not at.window.end_ns and at.s >= at.gone - go_s:
+            at.window.end_ns = int(at.s * S)
+        node.side.poll(at.s)
+        if turn % 25 == 0:
+            node.side.take_note(int(at.s * S))
+    assert at.windows > 5
+    assert len(searched) >= at.windows - 1
 
 
 @pytest.mark.parametrize("sees", [True, False])
@@ -407,7 +473,9 @@ def test_calls_are_searched_while_no_window_is_there(monkeypatch: pytest.MonkeyP
     assert searched == [job]
     node.side.poll(1.0 + 1.01 * SEARCHED_S)
     assert opened
+    del node.side._jobs[id(job)]
     window = opening(node)
+    node.side._jobs[id(job)] = job, _OfJob(searched=_Searched(S, S + 1))
     window.begin_ns = 2 * S
     node.side.take_note()
     found = node.side._jobs[id(job)][1].searched
