@@ -644,9 +644,10 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             self._add_closing(self._window.closing)
             self._window = None
         chosen = frozenset(subjects) - self.probed - self.refused.keys()
-        points_of = {id(each): window_points(each, chosen, self._pulse, only) for each in self.attachments}
-        concerned = [each for each in self.attachments if points_of[id(each)]]
-        in_order = [(each, points_of[id(each)]) for each in self._window_patience.begin(concerned, self.attachments)]
+        files = list(self.attachments)  # others may come meanwhile
+        points_of = {id(each): window_points(each, chosen, self._pulse, only) for each in files}
+        concerned = [each for each in files if points_of[id(each)]]
+        in_order = [(each, points_of[id(each)]) for each in self._window_patience.begin(concerned, files)]
         if not in_order:
             return None
         try:

@@ -1881,19 +1881,32 @@ def test_what_is_kept_for_some_leaves_room_for_all(
     assert min(whole_windows(probes, clocked, 20, 20.0).values()) == 20
 
 
+@pytest.mark.parametrize("between", [0, 1, 7])
 @pytest.mark.parametrize("period_s", [5.0, 15.0])
-@pytest.mark.parametrize("each_s", [(0.46, 0.465, 0.47, 0.475), (0.4, 0.41, 0.42, 0.43), (0.3, 0.31, 0.32, 0.33, 0.34)])
+@pytest.mark.parametrize(
+    "each_s",
+    [(0.46, 0.465, 0.47, 0.475), (0.4, 0.41, 0.42, 0.43), (0.3, 0.31, 0.32, 0.33, 0.34),
+     (0.22, 0.23, 0.24, 0.24, 0.24, 0.24, 0.26), (0.23, 0.23, 0.23, 0.23, 0.23, 0.45)],
+)  # fmt: skip
 def test_where_not_all_have_room_all_have_their_turn(
-    each_s: tuple[float, ...], period_s: float, monkeypatch: pytest.MonkeyPatch
+    each_s: tuple[float, ...], period_s: float, between: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever needs most had none, for good."""
+    """Whoever needs most had none, for good; so it was where other windows lie between, which see nothing of those."""
     clocked = Clocked(monkeypatch)
     probes = without_probes([], clocked)
     for user, takes_s in enumerate(each_s):
         paths = [f"{user} {file}" for file in range(4)]
         clocked.slow |= dict.fromkeys(paths, takes_s)
         probes.attachments += without_probes(paths, clocked, (1000 + user, "")).attachments
-    assert min(whole_windows(probes, clocked, 40, period_s).values()) >= 10
+    others, whole = without_probes(["other"], clocked, (999, "")).attachments, Counter[int]()
+    files = list(probes.attachments)
+    for _ in range(40):
+        for part in range(1 + between):
+            probes.attachments = [*files, *others]
+            for each in files:
+                each.optional_points["launches"] = {"cuda_enter": [(16, 1)]} if not part else {}
+            whole.update(user for user, had in whole_windows(probes, clocked, 1, period_s).items() if had and not part)
+    assert min(whole[1000 + user] for user in range(len(each_s))) >= 5
 
 
 @pytest.mark.parametrize("how", ["slow", "held"])

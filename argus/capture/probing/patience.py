@@ -34,6 +34,8 @@ as those that it has to itself, and longer than ``ANSWERS_S``."""
 FADES, UNKNOWN_S = 0.98, 1.0
 """What a file, or a user, needed for a change counts so much less after each later one that it had; what a user needs
 who has not had any is not known."""
+AGES = 4
+"""An account that was passed over so often counts as one that needs half as much."""
 KEPT, KEPT_S, KEPT_OF = 1.25, 0.03, 0.5
 """Of a change, so many times what an account's files needed lately is kept for it, and so much more; this part of it
 for all together, those first that need little."""
@@ -90,7 +92,7 @@ class Patience:
         """The same of users, of files of their own, and of those that they share: the most that an account of such
         needed. Those are kept who have gone."""
         self._passed: dict[int, int] = {}
-        """Changes in a row in which too little was left for a file, by its ``id``."""
+        """Changes in a row, of those that a file was part of, in which too little was left for it, by its ``id``."""
         self._passed_over: set[int] = set()
         """Files for which too little is left of this change, by their ``id``."""
         self._took_by: dict[int, float] = {}
@@ -128,9 +130,10 @@ class Patience:
         return sorted(files, key=lambda each: (turns[self._account_of[id(each)]], not each.answers))
 
     def _in_order(self, files: Sequence[Attachment]) -> list[Users]:
-        """Accounts: first those for which nothing is kept. Of these those that need less, by factors of two; of equals,
-        those that were passed over for longest. Where all of which it is known what they need have room, no margin is
-        withheld from these that leaves none."""
+        """Accounts: first those for which nothing is kept. Of these those that need less, by factors of two, and the
+        less the more often they were passed over; of equals, those that were for longest, and that have a user whose
+        own files were quick. Where all of which it is known what they need have room, no margin is withheld from these
+        that leaves none."""
         needs, known = self._needed(files)
         kept: dict[Users, float] = {}
         for account in sorted(known - self._guests - self._resting, key=needs.__getitem__):
@@ -144,8 +147,9 @@ class Patience:
             needs.keys() - kept.keys(),
             key=lambda each: (
                 each in self._guests,
-                math.frexp(needs[each])[1],
+                math.frexp(needs[each] / (1 + passed[each] / AGES))[1],
                 -passed[each],
+                min(self._user_needs.get((user, False), UNKNOWN_S) for user in each),
                 -self._saved.get(each, SAVED_S),
                 len(each),
                 sorted(each),
@@ -198,10 +202,12 @@ class Patience:
                     self._user_needs[key] = max(FADES * self._user_needs.pop(key, 0.0), took_s)
             for key in list(self._user_needs)[:-ACCOUNTS]:
                 del self._user_needs[key]
-            self._passed = {file: self._passed.get(file, 0) + 1 for file in self._passed_over}
+            waiting = {file: number for file, number in self._passed.items() if file not in self._account_of}
+            self._passed = waiting | {file: self._passed.get(file, 0) + 1 for file in self._passed_over}
             self._took_by, self._took_of, self._passed_over = {}, {}, set()
         if files:
             self._needs = {file: need_s for file, need_s in self._needs.items() if file in files}
+            self._passed = {file: number for file, number in self._passed.items() if file in files}
 
     def _fill(self) -> None:
         """Hands out time to accounts that lack some: what one does not need is for others."""
