@@ -1934,6 +1934,44 @@ def test_a_user_whose_shared_files_were_slow_has_its_turn_with_new_ones(
     assert whole_windows(probes, clocked, 10, 15.0)[HONEST[0]] == 10
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_slow_users_do_others_have_windows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to seven users, some with lower numbers, share files in all ways that come and go, answer, are slow or hang,
+    and now and then map those of others. Who needs little loses none, who needs much no more than half."""
+    draw, clocked, honest = random.Random(seed), Clocked(monkeypatch), dict[int, tuple[list[Any], float]]()
+    for user in range(1000, 1000 + draw.randrange(1, 5)):
+        paths, takes_s = (
+            [f"{user} {file}" for file in range(draw.randrange(1, 12))],
+            draw.choice([0.01, 0.03, 0.06, 0.1]),
+        )
+        clocked.slow |= dict.fromkeys(paths, takes_s)
+        honest[user] = without_probes(paths, clocked, (user, "")).attachments, len(paths) * takes_s
+    hostile = [(draw.choice([100, 5000]) + user, "") for user in range(draw.randrange(1, 8))]
+    pool = without_probes([f"x {file}" for file in range(draw.randrange(1, 40))], clocked, hostile[0]).attachments
+    for file in pool:
+        shared_by([file], *draw.sample(hostile, draw.randrange(1, len(hostile) + 1)))
+    probes, maps, period_s = without_probes([], clocked), draw.random() < 0.5, draw.choice([10.0, 15.0, 30.0])
+    if draw.random() < 0.5:
+        probes.trains({*honest, *(user for user, _ in hostile)})
+    lost = Counter[int]()
+    for window in range(45):
+        used = [file for file in pool if draw.random() < 0.7]
+        clocked.slow |= {file.library.open_path: draw.choice([0.01, 0.3, 0.6, 0.95, 60.0]) for file in used}
+        for files, _ in honest.values():
+            for file in files:
+                file.mapped_by(frozenset([file.owner, hostile[0]] if maps and window % 2 else [file.owner]))
+        probes.attachments = [*used, *(file for files, _ in honest.values() for file in files)]
+        CHANGES["window"](probes)
+        lacking = {*map(id, probes._window.lacking)} if window >= 5 else set[int]()
+        lost.update(user for user, (files, _) in honest.items() if lacking & {*map(id, files)})
+        end(probes._window)
+        for each in probes.attachments:
+            each.answered()
+        clocked.now += period_s
+    for user, (_, needs_s) in honest.items():
+        assert lost[user] <= (0 if needs_s < 0.3 else 20), needs_s
+
+
 def test_files_without_functions_of_a_window_need_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What others of their account need was taken for theirs, and kept."""
     clocked = Clocked(monkeypatch)
