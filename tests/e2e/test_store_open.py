@@ -345,11 +345,14 @@ def test_an_engine_whose_database_does_not_close_holds_the_store_for_seconds(url
     folder = tmp_path / "store"
     assert wait_until(lambda: open_module._holder(folder) is None)
     hangs = subprocess.Popen([sys.executable, "-c", NEVER_CLOSED, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert hangs.stdout is not None
-    assert hangs.stdout.readline() == "ready\n"
-    with open_store(url) as store, store.lease() as client:  # the first engine, or the next one
-        assert client.query("SELECT a FROM t").result_rows == [(7,)]
-    assert hangs.wait(30) == -signal.SIGALRM
+    try:
+        assert hangs.stdout is not None
+        assert hangs.stdout.readline() == "ready\n"
+        with open_store(url) as store, store.lease() as client:  # the first engine, or the next one
+            assert client.query("SELECT a FROM t").result_rows == [(7,)]
+        assert hangs.wait(30) == -signal.SIGALRM
+    finally:
+        hangs.kill()
     with open_store(url) as store, store.lease() as client:
         assert client.query("SELECT a FROM t").result_rows == [(7,)]
 

@@ -1456,6 +1456,15 @@ def without_probes(paths: Sequence[str], clocked: Clocked, owner: Owner = HONEST
     return probes
 
 
+def of_users(clocked: Clocked, users: int, files: int) -> Any:
+    """So many files of each of so many users."""
+    probes = without_probes([], clocked)
+    for user in range(users):
+        paths = [f"{user} {file}" for file in range(files)]
+        probes.attachments += without_probes(paths, clocked, (1000 + user, "")).attachments
+    return probes
+
+
 def end(window: Any) -> None:
     window._thread.join(10)
     assert window.closing.wait(10)
@@ -1553,10 +1562,7 @@ def test_slow_files_have_their_windows(
     """On a busy node. If the time does not suffice, each user has fewer windows, not parts of each."""
     clocked = Clocked(monkeypatch)
     clocked.takes_s = takes_s
-    probes = without_probes([], clocked)
-    for user in range(users):
-        paths = [f"{user} {file}" for file in range(files)]
-        probes.attachments += without_probes(paths, clocked, (1000 + user, "")).attachments
+    probes = of_users(clocked, users, files)
     assert min(whole_windows(probes, clocked, 40).values()) >= least
 
 
@@ -1874,10 +1880,7 @@ def test_what_is_kept_for_some_leaves_room_for_all(
     """A margin for some was withheld from others, always the same, where all together just have room."""
     clocked = Clocked(monkeypatch)
     clocked.takes_s = takes_s
-    probes = without_probes([], clocked)
-    for user in range(users):
-        paths = [f"{user} {file}" for file in range(files)]
-        probes.attachments += without_probes(paths, clocked, (1000 + user, "")).attachments
+    probes = of_users(clocked, users, files)
     assert min(whole_windows(probes, clocked, 20, 20.0).values()) == 20
 
 
