@@ -19,15 +19,15 @@ from argus.capture.process.pytorch import read_group
 from argus.capture.process.targets import NVTX, TORCH, Target, queued_ns
 from argus.live.display.recent import LATE_CALLS, RecentSteps
 from argus.model import records
-from argus.model.calls import CALLS, Layer, Shape
+from argus.model.calls import CALLS, Shape
 from argus.model.groups import Membership, Place
 from argus.semantics.gpu.flops import Counted
 from argus.semantics.groups.communicators import COMMUNICATOR
 from argus.semantics.groups.mesh import GUESSED, Group, Traffic, find_mesh
 from argus.semantics.phases.cpu import PhaseTracker, What
-from argus.semantics.phases.gpu import OF_NCCL, Calls, Transfers
+from argus.semantics.phases.gpu import Calls, Transfers
 from argus.semantics.phases.sampled import SampledPhases
-from argus.semantics.steps.by_calls import ITERATION, StepTracker
+from argus.semantics.steps.by_calls import ITERATION, StepTracker, backward_calls, calls_of
 from argus.semantics.steps.by_marks import MarkedSteps, drop_ends, forget_calls, forget_marks
 from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.thinned import ThinnedSteps
@@ -98,8 +98,6 @@ class Member:
         return self.asked <= ALWAYS_ASKED or look_ups.may_look_up(self.target.pid)
 
 
-_WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 for call in CALLS], np.uint8)
-"""What each probed call does, ``semantics.phases.gpu.What``; 0: no collective of NCCL."""
 _COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
 """By number: whether a call is a collective."""
 _ENDS = frozenset(call.id for call in CALLS if call.kind == "comm_end")
@@ -263,13 +261,24 @@ class Job:
         marks = any(member.target.has(TORCH[0]) or member.target.has(NVTX) for member in self.ranks())
         return self.by_marks is False or (self.by_marks is None and not marks)
 
-    def feed(self, member: Member, launched: NDArray[np.void] | None, called: NDArray[np.void] | None) -> None:
-        """Takes a rank's launches (LAUNCH rows) or collectives (COLLECTIVE rows), for its steps."""
-        nothing = np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE)
+    def feed(
+        self,
+        member: Member,
+        launched: NDArray[np.void] | None,
+        called: NDArray[np.void] | None,
+        calls: NDArray[np.void] | None = None,
+    ) -> None:
+        """Takes a rank's launches (LAUNCH rows) or collectives (COLLECTIVE rows), by time, for its steps. ``calls``:
+        the same as ``CALL`` rows, if they are known; not looked at where marks name the steps."""
         if not self.by_marks:
-            parts = (nothing[at] if rows is None else rows for at, rows in enumerate((launched, called)))
-            launches, collectives = (part[part["ts_ns"] < _calls_until(self)] for part in parts)
-            self.tracker.feed(member.rank, launches, collectives)
+            calls = (
+                np.concatenate([calls_of(each) for each in (launched, called) if each is not None])
+                if calls is None
+                else calls
+            )
+            if self._thinned_by == "calls":
+                calls = calls[calls["ts"] < self.thin_since]
+            self.tracker.feed_calls(member.rank, calls)
         if self.by_marks is not False and (member.target.has(TORCH[0]) or member.target.has(NVTX)):
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
 
@@ -291,7 +300,7 @@ class Job:
             self.marked.feed_marks(member.rank, marks)
         if not self.by_marks:
             began = marks["ts_ns"][(marks["what"] == What.BACKWARD_BEGIN) & (marks["ts_ns"] < _calls_until(self))]
-            self.tracker.feed(member.rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
+            self.tracker.feed_calls(member.rank, backward_calls(np.sort(began)))
 
     def steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
         """ITERATION rows of the steps completed since the last call, by marks where all ranks have them.
@@ -426,7 +435,7 @@ class Job:
             for rank, parts in self._early.items():
                 marks = np.concatenate(parts)
                 began = marks["ts_ns"][marks["what"] == What.BACKWARD_BEGIN]
-                self.tracker.feed(rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
+                self.tracker.feed_calls(rank, backward_calls(np.sort(began)))
             self._early.clear()
             return
         self._left = self.marked.advance(self.thin_since, final=True)
@@ -478,15 +487,7 @@ class Job:
             called: COLLECTIVE rows, those point to point included, shape (n,).
             nbytes: Their payloads, shape (n,).
         """
-        self.calls.setdefault(rank, Calls()).feed(
-            called["ts_ns"],
-            called["tid"],
-            _WHAT[called["call"]],
-            nbytes.astype(np.int64),
-            called["comm"],
-            called["peer"],
-        )
-        columns = (called["comm"], called["call"].astype(np.uint64), nbytes, called["peer"].astype(np.uint64))
+        columns = (called["comm"], called["call"], nbytes, called["peer"].astype(np.uint64))
         # Of a few calls: np.unique of rows takes ten times as long.
         counts = Tally(zip(*(column.tolist() for column in columns), strict=True))
         for comm in sorted({comm for comm, *_ in counts}):

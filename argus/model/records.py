@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 NOT_MEASURED = -1
 """A duration that could not be observed. 0 would claim that it was observed and was nothing."""
@@ -479,3 +480,10 @@ STACK_LOSS_COUNTERS = frozenset(
     }
 )
 """Those that must be 0 for coverage to be complete."""
+
+
+def join(first: NDArray[np.void], second: NDArray[np.void]) -> NDArray[np.void]:
+    """Records in one piece, both of one type and contiguous: as bytes, which takes a tenth of the time that
+    ``np.concatenate`` takes for a few."""
+    joined = np.concatenate([first.view(np.uint8), second.view(np.uint8)])
+    return joined.view(first.dtype)

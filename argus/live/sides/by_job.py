@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -61,6 +62,38 @@ def by_pid(events: NDArray[np.void]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     order = np.argsort(events["pid"], kind="stable")
     pids, starts = np.unique(events["pid"][order], return_index=True)
     yield from zip(pids.tolist(), np.split(order, starts[1:]), strict=True)
+
+
+class Together:
+    """Records of some processes, those of each together, by ``ts_ns``: what can be is done once for all of them. One
+    job's turn costs by its records, not by its processes.
+
+    Args:
+        events: Records with ``pid`` and ``ts_ns``, in any order.
+
+    Attributes:
+        events: The same, shape (n,).
+        pids: The processes, in the order of their records.
+    """
+
+    def __init__(self, events: NDArray[np.void]) -> None:
+        order = np.lexsort((events["ts_ns"], events["pid"]))
+        self.events = events[order]
+        pid = np.ascontiguousarray(self.events["pid"])
+        first = np.concatenate([[True], pid[1:] != pid[:-1]])[: len(pid)]
+        self.pids: list[int] = pid[first].tolist()
+        self._bounds = np.append(np.flatnonzero(first), len(pid))
+
+    def places(self, chosen: NDArray[np.bool_] | None = None) -> Iterator[slice]:
+        """Where each process's records are, among those chosen, shape (n,), or all."""
+        bounds = self._bounds
+        if chosen is not None:
+            bounds = np.concatenate([[0], np.cumsum(chosen)])[bounds]
+        return itertools.starmap(slice, itertools.pairwise(bounds.tolist()))
+
+    def count(self, chosen: NDArray[np.bool_]) -> list[int]:
+        """How many of each process's are chosen, shape (n,)."""
+        return [each.stop - each.start for each in self.places(chosen)]
 
 
 class ByProcess:

@@ -17,7 +17,7 @@ from argus.live.session import Session
 from argus.live.session_rows import OVER_S, SessionRows
 from argus.live.side import Counters, Side
 from argus.live.sides.alignment import INTERVAL_S
-from argus.live.sides.by_job import ByJob, by_pid
+from argus.live.sides.by_job import ByJob, Together, by_pid
 from argus.live.sides.call_room import CallRoom
 from argus.live.sides.call_shares import CONTROL, CallShares
 from argus.live.sides.draining import CallRings, join_records
@@ -27,6 +27,8 @@ from argus.live.sides.step_rows import StepRows
 from argus.model import calls, event_kinds, records
 from argus.model.losses import Owner, Whom
 from argus.model.records import LOSS_COUNTERS
+from argus.semantics.phases.gpu import OF_NCCL, Calls, call_rows
+from argus.semantics.steps.by_calls import CALL, calls_of
 from argus.semantics.steps.by_marks import drop_ends
 from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.range_names import Meaning, meaning_of
@@ -46,6 +48,8 @@ FINISHED_S = 0.5
 """After so long nothing more is expected of a job that is over. Its GPU times want its last steps before they end
 (``gpu.process.LAST_STEPS_S``)."""
 
+_WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is calls.Layer.NCCL else 0 for call in calls.CALLS], np.uint8)
+"""What each probed call does, ``semantics.phases.gpu.What``; 0: no collective of NCCL."""
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
 
@@ -286,26 +290,33 @@ class CallSide(Side):
                 self.kernel_launches[word] += count
         if len(self.kernel_launches) > 2 * KEPT_NAMES:
             self.kernel_launches = Tally(dict(self.kernel_launches.most_common(KEPT_NAMES)))
-        launching = event_kinds.is_launch(events)
+        by_process = Together(events)
+        events = by_process.events
+        launching, waiting = event_kinds.is_launch(events), event_kinds.is_sync(events)
         self._probing.count("launches", events["ts_ns"][launching], job)
-        outside = launching & ((events["flags"] & records.FLAG_IN_NCCL) == 0)
-        waiting = event_kinds.is_sync(events)
-        for pid, places in by_pid(events):
-            member, own = members[pid], events[places]
-            member.launches += int(np.sum(launching[places]))
+        outside = (events["flags"] & records.FLAG_IN_NCCL) == 0
+        of_steps = launching & outside & (events["ts_ns"] < self._probing.until_ns("launches"))
+        seen, launched, waits = events[outside], events[of_steps], events[waiting]
+        calls_made = _calls_for(job, launched)
+        pairs = np.column_stack([waits["ts_ns"].astype(np.int64), waits["duration_ns"]])
+        for pid, number, its_seen, its_launches, its_waits in zip(
+            by_process.pids,
+            by_process.count(launching),
+            by_process.places(outside),
+            by_process.places(of_steps),
+            by_process.places(waiting),
+            strict=True,
+        ):
+            member = members[pid]
+            member.launches += number
             if member.helper:
                 continue
-            self._probing.feed(job, member.rank, own[(own["flags"] & records.FLAG_IN_NCCL) == 0])
-            chosen = own[outside[places] & (own["ts_ns"] < self._probing.until_ns("launches"))]
-            if len(chosen):
-                job.feed(member, np.ascontiguousarray(chosen), None)
-            waits = own[waiting[places]]
-            if len(waits):
-                pair = np.column_stack([waits["ts_ns"].astype(np.int64), waits["duration_ns"]])
-                pair = pair[np.argsort(pair[:, 0], kind="stable")]
-                before = job.syncs.get(member.rank)
-                joined = pair if before is None else np.concatenate([before, pair])
-                job.syncs[member.rank] = joined[-KEEP_COLLECTIVES:]
+            self._probing.feed(job, member.rank, seen[its_seen])
+            if its_launches.stop > its_launches.start:
+                job.feed(member, launched[its_launches], None, calls_made[its_launches])
+            if its_waits.stop > its_waits.start:
+                before = job.syncs.get(member.rank, pairs[:0])
+                job.syncs[member.rank] = np.concatenate([before, pairs[its_waits]])[-KEEP_COLLECTIVES:]
 
     def _feed_collectives(
         self, job: Job, members: dict[int, Member], events: NDArray[np.void], rank: NDArray[np.uint32]
@@ -329,30 +340,41 @@ class CallSide(Side):
                 continue
             self.collective_calls[op] += int(np.sum(chosen))
             self.collective_bytes[op] += int(np.sum(nbytes[chosen]))
-        together = event_kinds.is_collective(events)
-        of_nccl = event_kinds.of_nccl(events)
-        for pid, places in by_pid(events):
-            member, own = members[pid], events[places]
-            member.collectives += int(np.sum(together[places]))
+        by_process = Together(events)
+        events = by_process.events
+        nbytes, of_nccl = event_kinds.payload_bytes(events), event_kinds.of_nccl(events)
+        chosen = event_kinds.is_collective(events)
+        called = events[chosen]
+        counted, calls_made, comm = event_kinds.has_count(called), _calls_for(job, called), called["comm"]
+        what = _WHAT[events["call"]]
+        ts, tid, sizes = events["ts_ns"].astype(np.int64), events["tid"].astype(np.int64), nbytes.astype(np.int64)
+        rows = call_rows(ts, tid, what, sizes, events["comm"], events["peer"])
+        for pid, its, its_rows, its_calls in zip(
+            by_process.pids,
+            by_process.places(),
+            by_process.places(what > 0),
+            by_process.places(chosen),
+            strict=True,
+        ):
+            member, own = members[pid], called[its_calls]
+            member.collectives += len(own)
             if member.helper:
                 continue
-            job.count_traffic(member.rank, own, nbytes[places])
-            job.ask_communicators(member, np.unique(own["comm"][of_nccl[places]]).tolist(), self._session)
-            chosen = own[together[places]]
-            if not len(chosen):
+            job.count_traffic(member.rank, events[its], nbytes[its])
+            job.calls.setdefault(member.rank, Calls()).feed_rows(rows[its_rows])
+            handles = set(events["comm"][its][of_nccl[its]].tolist())
+            job.ask_communicators(member, sorted(handles), self._session)
+            if not len(own):
                 continue
-            self._probing.feed(job, member.rank, chosen)
-            chosen = np.ascontiguousarray(chosen[np.argsort(chosen["ts_ns"], kind="stable")])
-            job.feed(member, None, chosen)
-            before = job.recent.get(member.rank)
-            joined = chosen if before is None else np.concatenate([before, chosen], dtype=chosen.dtype)
-            job.recent[member.rank] = joined[-KEEP_COLLECTIVES:]
-            handles = {(member.rank, comm) for comm in np.unique(chosen["comm"]).tolist()}
+            self._probing.feed(job, member.rank, own)
+            job.feed(member, None, own, calls_made[its_calls])
+            job.recent[member.rank] = _newest(job.recent.get(member.rank, own[:0]), own)
+            handles = {(member.rank, handle) for handle in comm[its_calls].tolist()}
             if not handles <= job.handles:
-                new = np.isin(chosen["comm"], np.array([comm for _, comm in handles - job.handles], np.uint64))
-                counted = chosen[new & event_kinds.has_count(chosen)]
-                later = job.ask_groups(member, np.unique(counted["comm"]).tolist(), self._session)
-                job.handles |= {(rank_of, comm) for rank_of, comm in handles if comm not in later}
+                new = np.isin(own["comm"], np.array([handle for _, handle in handles - job.handles], np.uint64))
+                of_groups = own["comm"][new & counted[its_calls]]
+                later = job.ask_groups(member, np.unique(of_groups).tolist(), self._session)
+                job.handles |= {(rank_of, handle) for rank_of, handle in handles if handle not in later}
                 job.groups_due = min(job.groups_due, time.monotonic() + INTERVAL_S)
         job.make_room()
 
@@ -449,3 +471,15 @@ class CallSide(Side):
         if without_rank := self._session.losses.totals["records_without_rank"]:
             counters["records_without_rank"] = (without_rank, True)
         return counters
+
+
+def _calls_for(job: Job, events: NDArray[np.void]) -> NDArray[np.void]:
+    """LAUNCH or COLLECTIVE rows as ``CALL`` rows, shape (n,), if a job's steps are found by them; else as many that say
+    nothing."""
+    return np.zeros(len(events), CALL) if job.by_marks else calls_of(events)
+
+
+def _newest(before: NDArray[np.void], called: NDArray[np.void]) -> NDArray[np.void]:
+    """A rank's newest collectives, nothing else in their memory: those from ``before``, and those called since then."""
+    kept = before[max(len(before) + len(called) - KEEP_COLLECTIVES, 0) :]
+    return records.join(kept, called[-KEEP_COLLECTIVES:])

@@ -312,6 +312,30 @@ class Transfers:
         return usual[place]
 
 
+def call_rows(
+    ts_ns: NDArray[np.int64],
+    tid: NDArray[np.int64],
+    what: NDArray[np.uint8],
+    nbytes: NDArray[np.int64],
+    comm: NDArray[np.uint64] | None = None,
+    peer: NDArray[np.int32] | None = None,
+) -> NDArray[np.int64]:
+    """Calls of NCCL as :class:`Calls` keeps them.
+
+    Args:
+        ts_ns, tid, nbytes: When, by which thread, and how much, each shape (n,).
+        what: As :class:`What`; those that are 0 are no collectives and left out.
+        comm, peer: Their communicators, as the process has them, and ranks in these.
+
+    Returns:
+        Rows of these six, shape (at most n, 6).
+    """
+    handles = np.zeros(len(what), np.int64) if comm is None else np.ascontiguousarray(comm).view(np.int64)
+    whom = np.full(len(what), -1) if peer is None else peer
+    columns = (ts_ns, tid, what, nbytes, handles, whom)
+    return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)[what > 0]
+
+
 class Calls:
     """A rank's newest calls of NCCL: what its kernels are for, where their names do not show it, and how large."""
 
@@ -328,15 +352,14 @@ class Calls:
         comm: NDArray[np.uint64] | None = None,
         peer: NDArray[np.int32] | None = None,
     ) -> None:
-        """Takes calls, as :class:`What`, each shape (n,); those that are 0 are no collectives and left out. ``comm``,
-        ``peer``: their communicators, as the process has them, and ranks in these."""
-        chosen = what > 0
-        if chosen.any():
-            handles = np.zeros(len(what), np.int64) if comm is None else np.ascontiguousarray(comm).view(np.int64)
-            whom = np.full(len(what), -1) if peer is None else peer
-            columns = [*(np.asarray(column, np.int64) for column in (ts_ns, tid, what, nbytes)), handles, whom]
-            self._fresh.append(np.stack(columns, axis=1)[chosen])
-            if len(self._fresh) >= BATCHES or sum(map(len, self._fresh)) > CALLS:
+        """Takes calls, as :func:`call_rows`."""
+        self.feed_rows(call_rows(ts_ns, tid, what, nbytes, comm, peer))
+
+    def feed_rows(self, calls: NDArray[np.int64]) -> None:
+        """Takes calls: rows of :func:`call_rows`, shape (n, 6)."""
+        if len(calls):
+            self._fresh.append(calls.copy())  # often a part of the calls of all ranks
+            if len(self._fresh) >= BATCHES or sum(map(len, self._fresh)) > CALLS // 4:
                 self._join()
 
     def _join(self) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.model.records import COLLECTIVE, LAUNCH
+from argus.model.records import COLLECTIVE, LAUNCH, join
 from argus.semantics.steps.period import (
     BACKWARD,
     COLLECTIVES,
@@ -90,7 +90,7 @@ def collective_codes(collectives: NDArray[np.void], *, with_comm: bool = True) -
     return mix(codes ^ mix(collectives["comm"])) if with_comm else codes
 
 
-_CALL = np.dtype(
+CALL = np.dtype(
     [
         ("ts", "<i8"),
         ("exact", "<u8"),
@@ -101,9 +101,39 @@ _CALL = np.dtype(
         ("backward", "?"),
     ]
 )
+"""A call of one rank, as :meth:`StepTracker.feed_calls` takes it."""
 
 _NUMBERED = np.dtype([*((name, ITERATION[name]) for name in ITERATION.names or ()), ("number", "<i8")])
 _RECENT = 64
+
+
+def calls_of(calls: NDArray[np.void]) -> NDArray[np.void]:
+    """What steps are found by.
+
+    Args:
+        calls: :data:`argus.model.records.LAUNCH` rows of kernel and graph launches only, those inside NCCL removed, or
+            :data:`argus.model.records.COLLECTIVE` rows of collective operations only, nested ones removed; of any
+            ranks, shape (n,).
+
+    Returns:
+        ``CALL`` rows, shape (n,), in the same order.
+    """
+    rows = np.zeros(len(calls), CALL)
+    rows["ts"] = calls["ts_ns"]
+    if calls.dtype == LAUNCH:
+        rows["exact"], rows["loose"] = launch_codes(calls)
+    else:
+        rows["exact"] = rows["loose"] = collective_codes(calls)
+        rows["comm"], rows["seq"], rows["collective"] = calls["comm"], calls["seq"], True
+    return rows
+
+
+def backward_calls(began: NDArray[np.uint64]) -> NDArray[np.void]:
+    """The same of backward passes that PyTorch began, at ``began``, ns, shape (n,). Layers that are all alike repeat
+    within a step; on CPUs, where nothing is launched, only its backward pass distinguishes them from steps."""
+    rows = np.zeros(len(began), CALL)
+    rows["ts"], rows["exact"], rows["loose"], rows["backward"] = began, BACKWARD, BACKWARD, True
+    return rows
 
 
 @dataclass
@@ -121,9 +151,9 @@ class _Lock:
 @dataclass
 class _Rank:
     rank: int
-    calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, _CALL))
+    calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, CALL))
     """Recent calls, a part of ``room``."""
-    room: NDArray[np.void] = field(default_factory=lambda: np.empty(1024, _CALL))
+    room: NDArray[np.void] = field(default_factory=lambda: np.empty(1024, CALL))
     dropped: int = 0
     """Calls that left the ring, so that positions are ``dropped`` + index."""
     parsed: int = 0
@@ -152,10 +182,10 @@ class _Rank:
         count = at + len(calls)
         if count > len(self.room):
             # It grows by a quarter: what was dropped to make room for others must not come back at once.
-            room = np.empty(max(count, len(self.room) + len(self.room) // 4, 1024), _CALL)
+            room = np.empty(max(count, len(self.room) + len(self.room) // 4, 1024), CALL)
             room[:at] = self.calls[:at]
             self.room = room
-        self.room[at:count] = calls
+        self.room[at:count].view(np.uint8)[:] = calls.view(np.uint8)
         self.calls = self.room[:count]
 
     def keep(self, most: int, window: int) -> int:
@@ -365,35 +395,20 @@ class StepTracker:
         collectives: NDArray[np.void],
         backwards: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Adds calls of one rank.
-
-        Args:
-            rank: Global rank.
-            launches: :data:`argus.model.records.LAUNCH` rows of kernel and graph launches only, those inside NCCL
-            removed. collectives: :data:`argus.model.records.COLLECTIVE` rows of collective operations only, nested ones
-            removed. backwards: When PyTorch began backward passes, ns, shape (k,). Layers that are all alike repeat
-                within a step; on CPUs, where nothing is launched, only its backward pass distinguishes them from steps.
-        """
-        backwards = np.empty(0, np.uint64) if backwards is None else backwards
+        """Adds calls of one rank: what :func:`calls_of` takes, in any order."""
         if launches.dtype != LAUNCH or collectives.dtype != COLLECTIVE:
             raise TypeError("feed takes LAUNCH and COLLECTIVE records")
-        state = self._ranks.setdefault(rank, _Rank(rank))
-        new = np.zeros(len(launches) + len(collectives) + len(backwards), _CALL)
-        head, tail, passes = np.split(new, [len(launches), len(launches) + len(collectives)])
-        passes["ts"], passes["exact"], passes["loose"], passes["backward"] = backwards, BACKWARD, BACKWARD, True
-        if len(launches):
-            head["ts"] = launches["ts_ns"]
-            head["exact"], head["loose"] = launch_codes(launches)
-        if len(collectives):
-            state.seen_collective = True
-            tail["ts"] = collectives["ts_ns"]
-            tail["exact"] = tail["loose"] = collective_codes(collectives)
-            tail["comm"] = collectives["comm"]
-            tail["seq"] = collectives["seq"]
-            tail["collective"] = True
+        parts = [calls_of(launches), calls_of(collectives)]
+        if backwards is not None:
+            parts.append(backward_calls(backwards))
+        new = np.concatenate(parts)
+        self.feed_calls(rank, new[np.argsort(new["ts"], kind="stable")])
+
+    def feed_calls(self, rank: int, new: NDArray[np.void]) -> None:
+        """Adds calls of one rank: ``CALL`` rows, ordered by time."""
+        state = self._ranks.get(rank) or self._ranks.setdefault(rank, _Rank(rank))
         if not len(new):
             return
-        new = new[np.argsort(new["ts"], kind="stable")]
         merged_from = len(state.calls)
         if merged_from and new["ts"][0] < state.calls["ts"][-1]:
             merged_from = int(np.searchsorted(state.calls["ts"], new["ts"][0], side="right"))
@@ -401,9 +416,11 @@ class StepTracker:
             if merged_from < settled:
                 self.counters["late_calls"] += int(np.sum(new["ts"] < state.calls["ts"][settled - 1]))
                 merged_from = settled
-        tail_calls = np.concatenate([state.calls[merged_from:], new])
-        state.put(merged_from, tail_calls[np.argsort(tail_calls["ts"], kind="stable")])
+            tail_calls = join(state.calls[merged_from:], new)
+            new = tail_calls[np.argsort(tail_calls["ts"], kind="stable")]
+        state.put(merged_from, new)
         state.newest = max(state.newest, int(new["ts"][-1]))
+        state.seen_collective = state.seen_collective or bool(new["collective"].any())
         if len(state.calls) > 2 * self._window:
             surplus = len(state.calls) - self._window
             state.put(0, state.calls[surplus:].copy())
@@ -449,7 +466,7 @@ class StepTracker:
         fed later goes on from there."""
         for state in self._ranks.values():
             state.dropped += len(state.calls)
-            state.calls = state.room = np.empty(0, _CALL)
+            state.calls = state.room = np.empty(0, CALL)
 
     def kept(self, rank: int) -> int:
         """Bytes that are kept of a rank's calls."""
@@ -457,7 +474,7 @@ class StepTracker:
 
     def keep(self, rank: int, most: int) -> int:
         """Keeps so many bytes of a rank's newest calls. Returns how many calls are therefore in no step."""
-        return self._ranks[rank].keep(most // _CALL.itemsize, self._window)
+        return self._ranks[rank].keep(most // CALL.itemsize, self._window)
 
     def _detect(self, state: _Rank, ready: int, final: bool) -> None:
         """Locks the rank onto a period where it has none, or where its own no longer fits."""

@@ -171,7 +171,7 @@ def test_each_bound_names_a_test(root: Path) -> None:
 
 def test_kernels_that_the_view_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     side: Any = CallSide(a_session(SimpleNamespace(append=lambda *_: None)), *[SimpleNamespace()] * 4)  # type: ignore[arg-type]
-    side._probing = SimpleNamespace(count=lambda *_: None)
+    side._probing = SimpleNamespace(count=lambda *_: None, until_ns=lambda _: 1 << 62)
     called = np.zeros(1, records.LAUNCH)
     called["pid"], called["call"] = 7, BY_SYMBOL["cuLaunchKernel"].id
     for turn in range(30):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from argus.live.job import Job, Member
-from argus.live.sides.by_job import ByJob, ByProcess, by_pid
+from argus.live.sides.by_job import ByJob, ByProcess, Together, by_pid
 from argus.model.records import LAUNCH
 
 
@@ -56,3 +56,21 @@ def test_nothing_is_nobodys() -> None:
     nothing, some = np.zeros(0, LAUNCH), np.zeros(3, LAUNCH)
     assert ByJob({}).split(some) == ByJob(processes(2, 1, 0)).split(nothing) == dict(by_pid(nothing)) == {}
     assert ByJob(processes(2, 1, 0)).split(some) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_of_each_process_are_together_by_time(seed: int) -> None:
+    """As if each process looked for its own, of all and of some."""
+    draw = np.random.default_rng(seed)
+    events: Any = np.zeros(40 * seed, LAUNCH)
+    events["pid"], events["ts_ns"] = draw.choice([7, 9, 11, 1000, 1 << 31], 40 * seed), draw.integers(0, 50, 40 * seed)
+    events["handle"] = np.arange(40 * seed)
+    together = Together(events)
+    some = together.events["handle"] % 3 == 1
+    places, of_some = list(together.places()), list(together.places(some))
+    assert together.pids == sorted(set(events["pid"].tolist()))
+    assert together.count(some) == [each.stop - each.start for each in of_some]
+    for pid, its, its_some in zip(together.pids, places, of_some, strict=True):
+        own = ByProcess(events).by_time(pid)
+        assert together.events[its].tobytes() == own.tobytes()
+        assert together.events[some][its_some].tobytes() == own[own["handle"] % 3 == 1].tobytes()

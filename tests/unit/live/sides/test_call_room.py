@@ -20,8 +20,9 @@ from argus.model import records
 from argus.model.calls import CALLS
 from argus.model.losses import Owner
 from argus.model.records import COLLECTIVE, CONTROL, LAUNCH
+from argus.semantics.phases import gpu
 from argus.semantics.phases.cpu import MARK, What
-from argus.semantics.steps.by_calls import _CALL, StepTracker
+from argus.semantics.steps.by_calls import CALL, StepTracker
 from argus.semantics.steps.by_marks import MarkedSteps, keep_calls, kept_calls
 from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.period import WINDOW
@@ -44,6 +45,15 @@ def collectives_of(ts_ns: NDArray[np.int64], comms: Any = 7) -> NDArray[np.void]
     return rows
 
 
+def take_calls(job: Job, rank: int, collectives: NDArray[np.void]) -> None:
+    """What they say of traffic, and of the rank's kernels."""
+    number = len(collectives)
+    job.count_traffic(rank, collectives, np.full(number, 4, np.uint64))
+    what, nbytes = np.full(number, gpu.What.ALL_REDUCE, np.uint8), np.full(number, 4)
+    rows = gpu.call_rows(collectives["ts_ns"].astype(np.int64), np.full(number, 7), what, nbytes)
+    job.calls.setdefault(rank, gpu.Calls()).feed_rows(rows)
+
+
 def a_job(owner: Owner, ranks: int, calls: int) -> Job:
     job = Job(f"job of {owner[0]}", 1, owner=owner)
     for rank in range(ranks):
@@ -53,7 +63,7 @@ def a_job(owner: Owner, ranks: int, calls: int) -> Job:
         collectives = collectives_of(times[: calls // 8])
         job.tracker.feed(rank, launches_of(times, rank), collectives)
         job.marked.feed_calls(rank, times, collectives)
-        job.count_traffic(rank, collectives, np.full(len(collectives), 4, np.uint64))
+        take_calls(job, rank, collectives)
         job.recent[rank] = collectives[-64:].copy()
         job.syncs[rank] = np.zeros((64, 2), np.int64)
         job.control[rank] = np.zeros(8, CONTROL)
@@ -197,9 +207,8 @@ def test_the_ranks_of_a_node_keep_what_they_kept_before() -> None:
         times = 1000 * np.arange(begin + 1, begin + 7_501)
         job.tracker.feed(0, launches_of(times), np.empty(0, COLLECTIVE))
         nccl = collectives_of(times)
-        nccl["call"] = 1
-        job.count_traffic(0, collectives_of(times), np.full(len(times), 4, np.uint64))
-        job.recent[0] = nccl[-4096:]
+        take_calls(job, 0, nccl)
+        job.recent[0] = nccl[-4096:].copy()
     assert 16 * held(job) <= SEVERAL
 
 
@@ -217,10 +226,10 @@ def test_what_goes_is_counted_once_it_is_in_no_step() -> None:
         gone = [first + place for place in range(len(calls) - min(most, len(calls)))]
         newest = first + len(calls) - window
         expected = sum(place >= max(state.boundary, newest) for place in gone)
-        assert tracker.keep(3, most * _CALL.itemsize) == expected
+        assert tracker.keep(3, most * CALL.itemsize) == expected
         assert state.calls["ts"].tolist() == calls[len(gone) :]
         assert state.dropped == first + len(gone)
-        assert tracker.kept(3) == len(state.calls) * _CALL.itemsize
+        assert tracker.kept(3) == len(state.calls) * CALL.itemsize
         tracker.feed(3, launches_of(10**6 + np.arange(9)), np.empty(0, COLLECTIVE))
         assert state.calls["ts"].tolist()[-5:] == (10**6 + np.arange(4, 9)).tolist()
 
