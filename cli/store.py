@@ -19,6 +19,7 @@ from argus.store.open import open_store
 from argus.store.read.jobs import count_job, list_job_runs, remove_job
 from argus.store.read.status import StoreStatus, store_status
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
+from argus.system.limits import frugal
 
 from .options import CountRange, format_option, job_name, store_option
 from .output import redraw
@@ -86,7 +87,7 @@ def load(folder: Path | None, store_url: str | None, remove: bool, trusted: bool
       argus store load /var/spool/llama && argus diagnose        at home
       argus store load --store clickhouse://argus@db/argus  what waits for that store
     """
-    with open_store(store_url) as store:
+    with frugal(), open_store(store_url) as store:
         terminal = sys.stderr.isatty()
 
         def progress(done: int, files: int) -> None:

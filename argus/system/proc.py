@@ -1,4 +1,5 @@
-"""Files of /proc: their lines and fields; whose a process is, its user and the container that it runs in.
+"""Files of /proc: their lines and fields; whose a process is, its user and the container that it runs in; what it may
+read.
 
 A process chooses its name, and the paths that it maps and mounts. In these the kernel escapes the end of a line and
 little else, so only LF ends one:
@@ -10,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -121,3 +124,69 @@ def container_of(pid: int, cgroup: str) -> str:
         return "" if namespace == os.readlink(f"{PROC}/self/ns/pid") else namespace
     except OSError:
         return ""
+
+
+_READ, _SEARCH = 0o4, 0o1
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What all of some users may read, by owners and modes of files.
+
+    Argus may read every file of a node. What lies at a path that a process chose is read for it only if it could do so
+    itself: otherwise a link would have Argus store what is in another user's file. Lists of access (ACLs) are not
+    looked at: who is allowed more by one is refused here.
+
+    Attributes:
+        users: Each must be allowed to; root is.
+        groups: Those that all of a process's users are in.
+        owners: Who is believed: they may do to the process what they like anyway.
+    """
+
+    users: frozenset[int]
+    groups: frozenset[int]
+    owners: frozenset[int]
+
+    def with_owner(self, user: int) -> Rights:
+        """The same where a user's folder is what the process runs: he is believed, and must be allowed to as well."""
+        if user in self.owners:
+            return self
+        return replace(self, users=self.users | {user}, groups=frozenset(), owners=self.owners | {user})
+
+    def may_pass(self, status: os.stat_result) -> bool:
+        """Whether a part of a path, not the last one, may be gone through: a folder or a link."""
+        return not stat.S_ISDIR(status.st_mode) or self._may(status, _SEARCH)
+
+    def may_read(self, status: os.stat_result) -> bool:
+        """Whether a file, or the names in a folder, may be read."""
+        wanted = _READ | _SEARCH if stat.S_ISDIR(status.st_mode) else _READ
+        return self._may(status, wanted)
+
+    def _may(self, status: os.stat_result, wanted: int) -> bool:
+        return all(user == 0 or self._bits(user, status) & wanted == wanted for user in self.users)
+
+    def _bits(self, user: int, status: os.stat_result) -> int:
+        if user == status.st_uid:
+            return status.st_mode >> 6
+        if status.st_gid in self.groups:
+            return status.st_mode >> 3
+        # Whoever is in that group by another way has no more than the group.
+        return status.st_mode & status.st_mode >> 3
+
+
+def rights_of(pid: int) -> Rights:
+    """Of a process.
+
+    Raises:
+        OSError: It has ended, may not be looked at, or its users are not known.
+    """
+    status = read_file(f"{PROC}/{pid}/status")
+    users, groups = (numbers(field_of(status, name)) for name in (b"Uid", b"Gid"))
+    if len(users) != 4 or len(groups) != 4:
+        raise OSError("its users are not known")
+    of_all = set(groups) if len(set(groups)) == 1 else set()
+    return Rights(
+        users=frozenset(users),
+        groups=frozenset(of_all.union(numbers(field_of(status, b"Groups")))),
+        owners=frozenset(masters_of(pid)),
+    )

@@ -78,8 +78,7 @@ def test_a_path_that_leads_to_a_dead_file_system_costs_its_process_alone(
     how: str,
 ) -> None:
     """The file system that was read last was given up: the root's, with the libraries of everybody."""
-    where = tmp_path / "fs"
-    tmp_path.chmod(0o755)
+    where = folder / "fs"
     nccl = build(NCCL, tmp_path / "honest" / "libnccl.so.2")
     before: tuple[str, ...] = AS_NOBODY
     files: list[Path] = []
@@ -209,10 +208,9 @@ def test_a_dead_file_system_below_the_program_is_the_one_that_its_files_are_on(
     (tmp_path / "7").mkdir()
     mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 254:16 / /data rw - nfs x rw\n"
     (tmp_path / "7" / "mountinfo").write_text(mounts)
-    assert [environment._file_system_of(7, path) for path in ("/root/x", "/data/x", "/datas")] == [
-        "08:01", "fe:10", "08:01",
-    ]  # fmt: skip
-    assert environment._file_system_of(7, "/root/x") == device_of(os.makedev(8, 1))
+    found = [environment._mount_of(environment._mounts(7), path) for path in ("/root/x", "/data/x", "/datas")]
+    assert found == [("", "08:01"), ("/data", "fe:10"), ("", "08:01")]
+    assert found[0][1] == device_of(os.makedev(8, 1))
 
 
 @AS_ROOT

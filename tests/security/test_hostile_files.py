@@ -26,6 +26,7 @@ from argus.capture.process.symbols import Symbols
 from argus.capture.process.targets import find_libraries
 from argus.capture.python import interpreter
 from argus.model import calls
+from argus.system.proc import Rights
 from tests.security.mapping_process import mapping, mapping_of, needs_root
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -371,9 +372,9 @@ def test_cupti_is_looked_for_in_bounded_folders_of_the_process(
         listed: list[tuple[str, int]] = []
         real = cupti.names_in_root
 
-        def note(root: int, where: str, most: int) -> list[str]:
+        def note(root: int, where: str, rights: Rights, most: int) -> list[str]:
             listed.append((where, most))
-            return real(root, where, most)
+            return real(root, where, rights, most)
 
         monkeypatch.setattr(cupti, "names_in_root", note)
         monkeypatch.setattr(cupti, "_MOST_IN_ALL", 5)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from argus.capture.process import mapped
+from argus.system.proc import rights_of
 from tests.security.mapping_process import NOBODY, mapping, mapping_of, needs_root
 
 pytestmark = needs_root()
@@ -209,8 +210,8 @@ def test_a_folder_of_a_million_names_is_read_in_part(folder: Path) -> None:
         (folder / str(number)).touch()
     root = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
-        assert len(mapped.names_in_root(root, str(folder), 20)) == 20
-        assert sorted(mapped.names_in_root(root, str(folder))) == sorted(map(str, range(30)))
-        assert mapped.names_in_root(root, str(folder / "none")) == []
+        assert len(mapped.names_in_root(root, str(folder), rights_of(os.getpid()), 20)) == 20
+        assert sorted(mapped.names_in_root(root, str(folder), rights_of(os.getpid()))) == sorted(map(str, range(30)))
+        assert mapped.names_in_root(root, str(folder / "none"), rights_of(os.getpid())) == []
     finally:
         os.close(root)

@@ -322,6 +322,13 @@ def message(what: bytes, data: bytes = b"", magic: bytes = wire.MAGIC, fds: int 
         message(b'{"found": {"version": [3, 11]}}'),
         message(b'{"found": 7}'),
         message(b"{}"),
+        message(b'{"error": 5}'),
+        message(b'{"error": null}'),
+        message(b'{"error": [1]}'),
+        message(b'{"error": ["x", "y"]}'),
+        message(b'{"error": [1e999, "x"]}'),
+        message(b'{"error": [-1, "x"]}'),
+        message(b'{"error": [2, {}]}'),
     ],
 )
 def test_an_answer_without_sense_is_refused_and_its_reader_ended(lies: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +339,22 @@ def test_an_answer_without_sense_is_refused_and_its_reader_ended(lies: bytes, mo
             find_interpreter(4242)
         assert liar._sock is None, "it is not asked again"
         assert liar._strikes == {4242: 1}
+    finally:
+        liar.close()
+
+
+@pytest.mark.parametrize("size", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 2])
+def test_an_answer_that_never_ends_is_not_waited_for(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte of its header held the loop for ever."""
+    monkeypatch.setattr(reader, "HUNG_S", 0.3)
+    liar = Liar(message(b'{"found": null}')[:size])
+    monkeypatch.setattr(reader, "shared", liar)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(Unreadable):
+            find_interpreter(4242)
+        assert time.monotonic() - begun < 10
+        assert liar._sock is None, "it is not asked again"
     finally:
         liar.close()
 

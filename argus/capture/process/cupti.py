@@ -16,6 +16,7 @@ from argus.capture.process.mapped import Refused, check_unchangeable, mount_of, 
 from argus.capture.reader import left_out, progress, reader
 from argus.capture.reader.reader import Answer, Malformed, integers, text
 from argus.system.files import Untrusted
+from argus.system.proc import rights_of
 
 MEMFD = "argus-cupti"
 """The helper's memory, as memfd_create(2) calls it."""
@@ -75,12 +76,12 @@ def candidates(pid: int) -> list[str]:
                 for part in ("cu13", "cuda_cupti"):
                     folders[str(packages / part / "lib")] = None
     with contextlib.suppress(OSError):
-        root = open_root(pid)
+        root, rights = open_root(pid), rights_of(pid)
         left = _MOST_IN_ALL
 
         def names(folder: str) -> list[str]:
             nonlocal left
-            inside = names_in_root(root, folder, min(_MOST_NAMES, left))
+            inside = names_in_root(root, folder, rights, min(_MOST_NAMES, left))
             left -= len(inside)
             return inside
 

@@ -17,7 +17,7 @@ from argus.capture.process import mapped
 from argus.capture.reader import progress, reader
 from argus.capture.reader.reader import Answer, Malformed, text
 from argus.model.environment import LONGEST, MOST, UNREADABLE, bounded
-from argus.system.proc import field_of, read_file
+from argus.system.proc import Rights, field_of, read_file, rights_of
 from argus.system.settings import settings
 
 PROC = Path("/proc")
@@ -54,8 +54,10 @@ _BY_PACKAGE = {
 _INTERPRETER = re.compile(r"(?:python|pypy|bash|dash|sh|zsh|perl|ruby|node)[\d.]*t?$")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
+_GIT = ".git"
 _GIT_DIR = re.compile(r"gitdir: ([^\0\n]{1,4000})\n?")
 """What is in ``.git`` of a submodule or a further work tree (gitrepository-layout(5))."""
+_DEVICE = re.compile(r"(\d{1,4}):(\d{1,7})")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
@@ -110,7 +112,7 @@ def process_facts(pid: int) -> dict[str, str]:
 def _noting(unreadable: list[str], what: str):  # type: ignore[no-untyped-def]
     try:
         yield
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL
         unreadable.append(what)
 
 
@@ -194,13 +196,16 @@ def _versions(pid: int) -> dict[str, str]:
     }
     if torch is None and not packages:
         return facts
+    rights, mounts = rights_of(pid), _mounts(pid)
     root = mapped.open_root(pid)
     try:
-        progress.refuse(_file_system_of(pid, torch or next(iter(packages.values()))[0]))
-        if torch is not None and (found := _TORCH_VERSION.search(_head(root, f"{torch}/version.py"))):
-            facts["torch.version"] = found[1]
+        progress.refuse(_mount_of(mounts, torch or next(iter(packages.values()))[0])[1])
+        if torch is not None:
+            version = mapped.open_readable(root, f"{torch}/version.py", rights)
+            if found := _TORCH_VERSION.search(_head(version)):
+                facts["torch.version"] = found[1]
         for fact, (folder, pattern) in packages.items():
-            names = mapped.names_in_root(root, folder)
+            names = mapped.names_in_root(root, folder, rights)
             if match := next((match for name in sorted(names) if (match := pattern.fullmatch(name))), None):
                 facts[fact] = match[1]
     finally:
@@ -209,16 +214,22 @@ def _versions(pid: int) -> dict[str, str]:
 
 
 def _commit(pid: int) -> str:
-    """The commit that is checked out where its program lies, or where it was started; empty: there is none."""
+    """The commit that is checked out where its program lies, or where it was started; empty: there is none. A
+    repository on another mount than that folder is not looked for: git does not, either, and whoever may write to a
+    folder above may mount one there that never answers."""
     folders = _folders(pid)
+    rights, mounts = rights_of(pid), _mounts(pid)
     root = mapped.open_root(pid)
     try:
         for start in folders:
-            folder = start
-            progress.refuse(_file_system_of(pid, start))
+            folder, (place, device) = start, _mount_of(mounts, start)
+            progress.refuse(device)
+            repository = _Repository(root, _with_owner(root, rights, start))
             for _ in range(_FOLDERS_UP):
+                if _mount_of(mounts, f"{folder}/{_GIT}")[0] != place:
+                    break
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, mapped.Refused):
-                    return _checked_out(root, f"{folder}/.git")
+                    return repository.checked_out(f"{folder}/{_GIT}")
                 if folder in ("/", ""):
                     break
                 folder = posixpath.dirname(folder)
@@ -227,44 +238,66 @@ def _commit(pid: int) -> str:
     return ""
 
 
-def _checked_out(root: int, git: str) -> str:
-    """The commit of a repository; empty: it is not known. Raises OSError if there is none."""
-    own, common = _git_folders(root, git)
+def _with_owner(root: int, rights: Rights, folder: str) -> Rights:
     try:
-        head = _head(root, f"{own}/HEAD").strip()
-    except FileNotFoundError:
-        if own == git:
-            raise
-        return ""  # it is elsewhere; a repository around this one is another
-    if _COMMIT.fullmatch(head):
-        return head
-    if not (ref := _REF.fullmatch(head)) or ".." in ref[1]:
-        return ""
-    with contextlib.suppress(OSError):
-        commit = _head(root, f"{common}/{ref[1]}").strip()
-        return commit if _COMMIT.fullmatch(commit) else ""
-    with contextlib.suppress(OSError):
-        for line in _head(root, f"{common}/packed-refs", 1 << 20).split("\n"):
-            commit, _, name = line.partition(" ")
-            if name == ref[1] and _COMMIT.fullmatch(commit):
-                return commit
-    return ""
-
-
-def _git_folders(root: int, git: str) -> tuple[str, str]:
-    """Where HEAD of a repository is, and where its refs are: ``.git`` itself, or what the file ``.git`` names."""
-    try:
-        found = _GIT_DIR.fullmatch(_head(root, git))
-    except mapped.Refused:
-        return git, git  # a folder, as of most repositories
-    if found is None:
-        return git, git
-    git = posixpath.normpath(posixpath.join(posixpath.dirname(git), found[1]))
-    try:
-        common = _head(root, f"{git}/commondir").strip()
+        return rights.with_owner(mapped.owner_in_root(root, folder))
     except OSError:
-        return git, git
-    return git, posixpath.normpath(posixpath.join(git, common))
+        return rights  # it is gone
+
+
+class _Repository:
+    """What the files of a repository say that may lie above a program: of those that are owned by who is believed, and
+    that the process may read. Others may write to a folder above the program's, such as /tmp.
+
+    Args:
+        root: Descriptor of the process's root folder.
+        rights: The process's.
+    """
+
+    def __init__(self, root: int, rights: Rights) -> None:
+        self._root = root
+        self._rights = rights
+
+    def checked_out(self, git: str) -> str:
+        """The commit of a repository; empty: it is not known. Raises OSError if there is none."""
+        own, common = self._folders(git)
+        try:
+            head = self._read(f"{own}/HEAD").strip()
+        except FileNotFoundError:
+            if own == git:
+                raise
+            return ""  # it is elsewhere; a repository around this one is another
+        if _COMMIT.fullmatch(head):
+            return head
+        if not (ref := _REF.fullmatch(head)) or ".." in ref[1]:
+            return ""
+        with contextlib.suppress(OSError):
+            commit = self._read(f"{common}/{ref[1]}").strip()
+            return commit if _COMMIT.fullmatch(commit) else ""
+        with contextlib.suppress(OSError):
+            for line in self._read(f"{common}/packed-refs", 1 << 20).split("\n"):
+                commit, _, name = line.partition(" ")
+                if name == ref[1] and _COMMIT.fullmatch(commit):
+                    return commit
+        return ""
+
+    def _folders(self, git: str) -> tuple[str, str]:
+        """Where HEAD of a repository is, and where its refs are: ``.git`` itself, or what the file ``.git`` names."""
+        try:
+            found = _GIT_DIR.fullmatch(self._read(git))
+        except mapped.Irregular:
+            return git, git  # a folder, as of most repositories
+        if found is None:
+            return git, git
+        git = posixpath.normpath(posixpath.join(posixpath.dirname(git), found[1]))
+        try:
+            common = self._read(f"{git}/commondir").strip()
+        except OSError:
+            return git, git
+        return git, git if "\0" in common else posixpath.normpath(posixpath.join(git, common))
+
+    def _read(self, path: str, size: int = _FILE_BYTES) -> str:
+        return _head(mapped.open_readable(self._root, path, self._rights, owned=_GIT), size)
 
 
 def _folders(pid: int) -> list[str]:
@@ -287,21 +320,25 @@ def _begin(pid: int, name: str, size: int) -> bytes:
         return file.read(size)
 
 
-def _head(root: int, path: str, size: int = _FILE_BYTES) -> str:
-    """The begin of a regular file of the process; raises OSError where there is none."""
-    return mapped.open_in_root(root, path).read(size, 0).decode(errors="replace")
+def _head(file: mapped.File, size: int = _FILE_BYTES) -> str:
+    return file.read(size, 0).decode(errors="replace")
 
 
-def _file_system_of(pid: int, folder: str) -> str:
-    """The device that a folder most likely lies on, by its path and the process's table of mounts, which say nothing of
-    links: enough to leave out one that is dead, not to call one dead. Empty: there is none."""
-    found, device = -1, ""
+def _mounts(pid: int) -> list[tuple[str, str]]:
+    """Where something is mounted for a process, and its device, as /proc/PID/maps writes it."""
+    found = []
     for line in _begin(pid, "mountinfo", 1 << 20).decode(errors="replace").split("\n"):
         fields = line.split(" ", 5)
-        if len(fields) < 6:
-            continue
-        place = fields[4].rstrip("/")
-        if (folder == place or folder.startswith(f"{place}/")) and len(place) >= found:
-            found, device = len(place), fields[2]
-    major, _, minor = device.partition(":")
-    return mapped.device_of(os.makedev(int(major), int(minor))) if device else ""
+        if len(fields) == 6 and (device := _DEVICE.fullmatch(fields[2])):
+            found.append((fields[4].rstrip("/"), mapped.device_of(os.makedev(int(device[1]), int(device[2])))))
+    return found
+
+
+def _mount_of(mounts: list[tuple[str, str]], path: str) -> tuple[str, str]:
+    """The mount that a path most likely lies on, and its device, by its name alone, which says nothing of links: enough
+    to leave out one that is dead, not to call one dead. Empty: there is none."""
+    found = "", ""
+    for place, device in mounts:
+        if (path == place or path.startswith(f"{place}/")) and len(place) >= len(found[0]):
+            found = place, device
+    return found

@@ -35,7 +35,7 @@ from typing import Any
 
 from argus.capture.reader import progress
 from argus.system import files
-from argus.system.proc import masters_of, owner_of
+from argus.system.proc import Rights, masters_of, owner_of, rights_of
 
 MOST_NAMES = 4096
 """Names of a folder that are read."""
@@ -59,10 +59,17 @@ the next mount's, which may be anybody's."""
 
 
 class Refused(OSError):
-    """What lies there is not opened: it is no regular file, or not the mapped one."""
+    """What lies there is not opened: it is no regular file, not the mapped one, or not for the process to read."""
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.EPERM, what)
+
+
+class Irregular(Refused):
+    """What lies there is a folder, a pipe, a socket or a device."""
+
+    def __init__(self) -> None:
+        super().__init__("it is no regular file")
 
 
 @dataclass(frozen=True)
@@ -393,17 +400,60 @@ def open_referred(place: int, device: str) -> File:
 
 
 def open_beside(pid: int, path: str) -> File:
-    """A regular file that a mapped file names, or that lies beside one: in the process's root, as ``open_in_root``.
+    """A regular file that a mapped file names, or that lies beside one: in the process's root, as ``open_in_root``, if
+    the process may read it.
 
     Raises:
-        Refused: What lies there is no regular file.
+        Refused: What lies there is no regular file, or the process may not read it.
         OSError: It cannot be opened, or the process has ended.
     """
     root = open_root(pid)
     try:
-        return open_in_root(root, path)
+        return open_readable(root, path, rights_of(pid))
     finally:
         os.close(root)
+
+
+def open_readable(root: int, path: str, rights: Rights, *, owned: str = "") -> File:
+    """As ``open_in_root``, if a process may read it.
+
+    Args:
+        root: Descriptor of its root folder.
+        path: Absolute.
+        rights: The process's.
+        owned: The name of a part of the path. That part, the file, and each link on the way belong to who is believed.
+
+    Raises:
+        Refused: What lies there is no regular file, the process may not read it, or it is somebody else's.
+        OSError: It cannot be opened.
+    """
+
+    def check(part: str, fd: int, status: os.stat_result) -> None:
+        _refuse_magic(part, fd, status)
+        if not rights.may_pass(status):
+            raise Refused(f"{path} may not be read by the process")
+        folder = stat.S_ISDIR(status.st_mode)
+        if owned and (part == owned or not folder) and status.st_uid not in rights.owners:
+            raise Refused(f"{path} is somebody else's")
+
+    with progress.look_up():
+        place = files.walk(root, path, check)
+        try:
+            if not rights.may_read(os.fstat(place)):
+                raise Refused(f"{path} may not be read by the process")
+            return _open_place(place)
+        finally:
+            os.close(place)
+
+
+def owner_in_root(root: int, folder: str) -> int:
+    """Whose a folder of a process is; raises OSError if it cannot be reached."""
+    with progress.look_up():
+        place = _walk(root, folder)
+        try:
+            return os.fstat(place).st_uid
+        finally:
+            os.close(place)
 
 
 class Allowance:
@@ -435,18 +485,27 @@ class Allowance:
         return left >= 1
 
 
-def names_in_root(root: int, folder: str, most: int = MOST_NAMES) -> list[str]:
+def names_in_root(root: int, folder: str, rights: Rights, most: int = MOST_NAMES) -> list[str]:
     """Names in a folder of a process, at most so many, in no order; nothing where it cannot be read.
 
     Args:
         root: Descriptor of the process's root folder.
         folder: Absolute path.
+        rights: The process's: what it may not read is not read.
         most: Others are passed over: a process may make a folder of millions.
     """
+
+    def check(part: str, fd: int, status: os.stat_result) -> None:
+        _refuse_magic(part, fd, status)
+        if not rights.may_pass(status):
+            raise Refused(f"{folder} may not be read by the process")
+
     names: list[str] = []
     with contextlib.suppress(OSError), progress.look_up():
-        place = _walk(root, folder)
+        place = files.walk(root, folder, check)
         try:
+            if not rights.may_read(os.fstat(place)):
+                return []
             fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
         finally:
             os.close(place)
@@ -475,7 +534,7 @@ def _open_place(place: int) -> File:
     """Opens for reading what an O_PATH descriptor leads to, if that is a regular file."""
     status = os.fstat(place)
     if not stat.S_ISREG(status.st_mode):
-        raise Refused("it is no regular file")
+        raise Irregular
     shared = _open.get((status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
     if shared is not None:
         return shared

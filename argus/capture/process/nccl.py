@@ -13,6 +13,7 @@ import os
 import platform
 import struct
 import weakref
+from typing import Any
 
 from argus.capture.process.elf import Elf, NotElf
 from argus.capture.process.mapped import File, Lasting, Reference, lasting
@@ -107,8 +108,7 @@ def read_place(pid: int, address: int, offset: int) -> Place | None:
         offset: Of the rank in it (:func:`rank_offset`).
     """
     if reader.shared.on:
-        fields = reader.read_fields("place", pid, 3, address=address, offset=offset)
-        return None if fields is None else Place(*reader.integers(fields))
+        return reader.read_fields("place", pid, _place, address=address, offset=offset)
     progress.memory()
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
@@ -121,3 +121,7 @@ def read_place(pid: int, address: int, offset: int) -> Place | None:
     finally:
         os.close(memory)
     return Place(key, rank, size) if key and 0 <= rank < size <= MAX_RANKS else None
+
+
+def _place(key: Any, rank: Any, size: Any) -> Place:
+    return Place(*reader.integers([key, rank, size]))

@@ -12,6 +12,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from argus.capture.process.mapped import open_beside
 from argus.capture.reader import progress, reader
@@ -91,8 +92,7 @@ def layout_of(pid: int, library: str) -> Layout | None:
 def read_group(pid: int, address: int, layout: GroupLayout) -> Membership | None:
     """What a process says of one of its gloo process groups. None: it cannot be read, or makes no sense."""
     if reader.shared.on:
-        fields = reader.read_fields("group", pid, 3, address=address, layout=list(vars(layout).values()))
-        return None if fields is None else Membership(reader.text(fields[0], MAX_NAME), *reader.integers(fields[1:]))
+        return reader.read_fields("group", pid, _membership, address=address, layout=list(vars(layout).values()))
     progress.memory()
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
@@ -111,3 +111,7 @@ def read_group(pid: int, address: int, layout: GroupLayout) -> Membership | None
     if not 0 <= rank < size or not whole or not name.isascii() or not name.decode().isprintable():
         return None
     return Membership(name.decode(), rank, size)
+
+
+def _membership(name: Any, rank: Any, size: Any) -> Membership:
+    return Membership(reader.text(name, MAX_NAME), *reader.integers([rank, size]))

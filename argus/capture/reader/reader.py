@@ -104,6 +104,9 @@ NOBODY: Owner = -1, ""
 OWNER_FOR_S = 1.0
 """For so long a process is taken to be whose it was: to look costs 70 us."""
 Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
+_MOST_ERRNO = 4096
+"""MAX_ERRNO of include/linux/err.h, and one more."""
 _DEVICE = re.compile(r"[0-9a-f]+:[0-9a-f]+")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 PROGRAM_BYTES = 64
@@ -426,7 +429,7 @@ class Reader:
             raise Unreadable(f"{op} of process {pid}: {failure}") from failure
         finally:
             self._charge(pid, owner, spent.seconds())
-        fields = answer.what
+        answer.pid, fields = pid, answer.what
         self._note(pid, fields)
         if "failed" in fields:
             answer.close()
@@ -434,9 +437,12 @@ class Reader:
             raise Unreadable(f"{op} of process {pid}: {str(fields['failed'])[:200]}")
         if "error" in fields:
             answer.close()
-            number, text = fields["error"]
-            raise OSError(int(number), str(text)[:200])
-        answer.pid = pid
+            try:
+                error = _error(*fields["error"])
+            except (Malformed, TypeError) as reason:
+                self.distrust(pid)
+                raise Unreadable(f"{op} of process {pid}: an answer without sense: {reason}") from reason
+            raise error
         return answer
 
     def _owner_of(self, pid: int) -> Owner:
@@ -755,8 +761,9 @@ class _Waiting:
 
     def receive(self) -> Answer:
         self._ready(select.POLLIN)
-        head, fds = wire.receive_head(self._sock)
+        head, fds = wire.receive_begin(self._sock, socket.MSG_DONTWAIT)
         try:
+            head += self.take(HEADER.size - len(head))
             magic, size, more, count = HEADER.unpack(head)
             if magic != MAGIC or size > MAX_JSON or more > MAX_BYTES or count != len(fds) or count > MAX_FDS:
                 raise Malformed("an answer of an unknown form")
@@ -857,6 +864,11 @@ def text(value: object, most: int = 1 << 16) -> str:
     return value
 
 
+def _error(number: object, message: object) -> OSError:
+    (known,) = integers([number], _MOST_ERRNO)
+    return OSError(known, text(message, MAX_JSON)[:200])
+
+
 def checked(answer: Answer, parse: Any) -> Any:
     """What ``parse`` makes of an answer. One that makes no sense ends the reader, and is a strike of the process that
     it is about (``Reader.distrust``).
@@ -925,16 +937,18 @@ def maps(pid: int, *, executable: bool = False) -> bytes:
     return lines if len(lines) <= MAX_BYTES else lines[: lines.rfind(b"\n", 0, MAX_BYTES) + 1]
 
 
-def read_fields(op: str, pid: int, count: int, **more: Any) -> list[Any] | None:
-    """What ``group`` and ``place`` answer, of so many parts; None: it cannot be read."""
+def read_fields(op: str, pid: int, make: Callable[..., Made], **more: Any) -> Made | None:
+    """What ``make`` makes of the parts that ``group`` and ``place`` answer; None: it cannot be read."""
     if not shared.reads_memory(pid):
         return None
 
-    def parse(answer: Answer) -> list[Any] | None:
+    def parse(answer: Answer) -> Made | None:
         fields = answer.what["found"]
-        if fields is not None and (not isinstance(fields, list) or len(fields) != count):
+        if fields is None:
+            return None
+        if not isinstance(fields, list):
             raise Malformed(op)
-        return fields
+        return make(*fields)
 
     try:
         return checked(shared.ask(op, pid, **more), parse)  # type: ignore[no-any-return]

@@ -183,7 +183,7 @@ class RemoteSymbols:
         if python not in _STATES or native not in _STATES or len(rows) > _FRAMES:
             raise Malformed("a stack")
         frames = tuple(
-            _frame(str(kind), str(function), str(file), integers([line], 1 << 32)[0])
+            _frame(text(kind, 64), text(function), text(file), integers([line], 1 << 32)[0])
             for kind, function, file, line in rows
         )
         # What the reader leaves to the process that has limits for each name.

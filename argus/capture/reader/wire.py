@@ -52,14 +52,28 @@ def send(sock: socket.socket, what: dict[str, Any], data: bytes = b"", fds: Sequ
     sock.sendall((head + text)[sent:] + data)
 
 
-def receive_head(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """A message's header, and the descriptors that came with it."""
+def receive_begin(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """The begin of a message's header, one byte of it at least, and the descriptors that came with it.
+
+    Args:
+        sock: Where from.
+        flags: As for recvmsg(2).
+
+    Raises:
+        Closed: The other end is gone.
+    """
     room = socket.CMSG_SPACE(4 * MAX_FDS)
-    head, rights, _, _ = sock.recvmsg(HEADER.size, room)
+    head, rights, _, _ = sock.recvmsg(HEADER.size, room, flags)
     fds = array.array("i")
     for level, kind, body in rights:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(body[: len(body) // 4 * 4])
     if not head:
         raise Closed
-    return head + receive(sock, HEADER.size - len(head)), list(fds)
+    return head, list(fds)
+
+
+def receive_head(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """A message's header, and the descriptors that came with it."""
+    head, fds = receive_begin(sock)
+    return head + receive(sock, HEADER.size - len(head)), fds

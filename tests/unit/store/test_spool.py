@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -442,3 +443,42 @@ def test_the_newest_run_is_known(folder: Path) -> None:
     assert newest_run(open_store(f"spool://{folder}")) == 41
     write(folder, [("jobs", {**job, "run": 2**32 - 1}), ("jobs", {**job, "run": 43})])
     assert newest_run(open_store(f"spool://{folder}")) == 43
+
+
+def packed(folder: Path, batches: int, rows: int) -> Path:
+    """A file of a spool whose columns unpack to a thousand times its size."""
+    folder.mkdir(mode=0o700)
+    schema = pa.schema([("ts", pa.int64())], metadata={spool._TABLE: b"iterations", spool._TOKEN: b"a/b:1"})
+    file = folder / "000001-iterations.arrow"
+    column = pa.array(np.zeros(rows, np.int64))
+    with pa.ipc.new_file(str(file), schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
+        for _ in range(batches):
+            out.write_batch(pa.record_batch([column], schema=schema))
+    file.chmod(0o600)
+    return file
+
+
+def test_columns_are_not_unpacked_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """95 kB were 5.7 GB."""
+    monkeypatch.setattr(spool, "MAX_UNPACKED_BYTES", 64 << 20)
+    file = packed(folder, 12, 1 << 20)
+    pool = pa.default_memory_pool()
+    before, most = pool.bytes_allocated(), pool.max_memory()
+    with pytest.raises(spool.Damaged, match="unpacks to more than 64 MiB"):
+        spool.read(file)
+    assert max(pool.max_memory(), most) - before < 96 << 20
+
+
+def test_a_part_that_needs_more_memory_than_may_be_taken_is_a_line(folder: Path) -> None:
+    file = packed(folder, 1, 64 << 20)
+    program = (
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from argus.store import spool\nfrom argus.system import limits\n"
+        "limits.DATA_BYTES = 400 << 20\nwith limits.frugal():\n"
+        "    try: spool.read(Path(sys.argv[1]))\n    except spool.Damaged as failure: print(failure)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024 < 600)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "000001-iterations.arrow is not read: it unpacks to more than Argus may take of memory\nTrue\n"
+    ), done.stdout + done.stderr

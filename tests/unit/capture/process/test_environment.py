@@ -11,6 +11,7 @@ import pytest
 from argus.capture.process import environment, mapped
 from argus.capture.process.environment import process_facts
 from argus.model import environment as model
+from argus.system import proc as system_proc
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PID = 7
@@ -24,13 +25,17 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         proc, root = tmp_path / "proc" / str(PID), tmp_path / "root"
         for folder in (proc, root / "repo"):
             folder.mkdir(parents=True)
-        for name, text in (("status", "Name:\tpython\nCpus_allowed_list:\t0-3\nMems_allowed_list:\t0\n"),
+        users = "".join(
+            f"{name}:\t" + f"{own}\t" * 4 + "\n" for name, own in (("Uid", os.getuid()), ("Gid", os.getgid()))
+        )
+        for name, text in (("status", f"Name:\tpython\n{users}Cpus_allowed_list:\t0-3\nMems_allowed_list:\t0\n"),
                            ("maps", maps), ("cgroup", cgroup), ("cmdline", command), ("mountinfo", "")):  # fmt: skip
             (proc / name).write_text(text)
         (proc / "environ").write_bytes(environ)
         (proc / "cwd").symlink_to("/repo")
         (proc / "exe").symlink_to("/usr/bin/python3.11")
-        monkeypatch.setattr(environment, "PROC", tmp_path / "proc")
+        for module in (environment, system_proc):
+            monkeypatch.setattr(module, "PROC", tmp_path / "proc")
         (tmp_path / "cgroups").mkdir()
         monkeypatch.setattr(environment, "CGROUPS", tmp_path / "cgroups")
         monkeypatch.setattr(mapped, "open_root", lambda pid: os.open(root, os.O_PATH | os.O_DIRECTORY))

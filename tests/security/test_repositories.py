@@ -1,0 +1,214 @@
+"""Repositories above a program: whoever may write to a folder above it puts no words into a job's rows, has nobody
+wait, and has nothing read for a process that it may not read itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.capture.process import environment, pytorch
+from argus.capture.reader.reader import Reader
+from argus.system.proc import Rights
+from tests.security.mapping_process import AS_NOBODY
+from tests.security.test_file_systems import file_system
+from tests.security.test_reader import made  # noqa: F401
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="acts for several users")
+COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "1" * 40
+HONEST = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups")
+
+
+@contextlib.contextmanager
+def working_in(folder: Path, user: tuple[str, ...]) -> Iterator[int]:
+    """A process that works in a folder, by its PID."""
+    with subprocess.Popen([*user, "sleep", "600"], cwd=folder) as process:
+        try:
+            while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+                time.sleep(0.01)
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def as_nobody(command: str) -> None:
+    subprocess.run([*AS_NOBODY, "sh", "-c", command], check=True)
+
+
+@pytest.fixture
+def shared(folder: Path) -> Path:
+    """A folder that everybody may write to, as /tmp, with one of root's below."""
+    folder.chmod(0o1777)
+    (folder / "job").mkdir(mode=0o755)
+    return folder
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    "made_by_others",
+    [
+        f"mkdir .git; echo {OTHER} > .git/HEAD",
+        'echo "gitdir: $PWD/x" > .git; mkdir x; echo "ref: refs/heads/x" > x/HEAD; printf "a\\0b" > x/commondir',
+        f"mkdir evil; echo {OTHER} > evil/HEAD; ln -s $PWD/evil .git",
+        "mkfifo .git",
+        "mkdir -p .git; mkfifo .git/HEAD",
+        "mkdir .git; ln -s HEAD .git/HEAD",
+    ],
+)
+def test_a_repository_of_somebody_else_above_a_job_is_none(shared: Path, made_by_others: str) -> None:
+    """Its commit was stored as the job's, and one with a NUL in a name cost the job all its readings."""
+    as_nobody(f"cd {shared} && {made_by_others}")
+    for user in (HONEST, ()):
+        with working_in(shared / "job", user) as pid:
+            facts = environment.process_facts(pid)
+            assert "git.commit" not in facts
+            assert environment.UNREADABLE not in facts
+    with working_in(shared, AS_NOBODY) as pid:
+        environment.process_facts(pid)  # his own: whatever it says
+
+
+@AS_ROOT
+@pytest.mark.parametrize("owner", [0, 1000])
+def test_the_repository_of_a_job_or_of_root_is_one_in_a_shared_folder(shared: Path, owner: int) -> None:
+    git = shared / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text(f"{COMMIT}\n")
+    for path in (git, git / "HEAD"):
+        os.chown(path, owner, owner)
+    with working_in(shared / "job", HONEST) as pid:
+        assert environment.process_facts(pid)["git.commit"] == COMMIT
+
+
+@AS_ROOT
+def test_whose_folder_a_program_runs_in_is_believed(shared: Path) -> None:
+    """As of a container whose root runs what lies in a user's folder."""
+    git = shared / "job" / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text(f"{COMMIT}\n")
+    for path in (shared / "job", git, git / "HEAD"):
+        os.chown(path, 1000, 1000)
+    with working_in(shared / "job", ()) as pid:
+        assert environment.process_facts(pid)["git.commit"] == COMMIT
+        (git / "HEAD").unlink()
+        secret = shared / "secret"
+        secret.write_text(f"{OTHER}\n")
+        secret.chmod(0o600)
+        (git / "HEAD").symlink_to(secret)
+        os.lchown(git / "HEAD", 1000, 1000)
+        assert "git.commit" not in environment.process_facts(pid), "that user may not read it"
+
+
+@AS_ROOT
+@pytest.mark.parametrize("mode", ["file", "folder", "group"])
+@pytest.mark.parametrize("what", ["HEAD", "packed-refs", "refs/heads/main", "commondir"])
+def test_a_link_to_a_file_that_a_process_may_not_read_is_not_followed(shared: Path, mode: str, what: str) -> None:
+    """A secret of root's, 40 digits, was stored as a commit."""
+    secrets = shared / "secrets"
+    (secrets / "refs/heads").mkdir(parents=True)
+    if what == "packed-refs":
+        (secrets / "secret").write_text(f"{OTHER} refs/heads/main\n")
+    else:
+        (secrets / "secret").write_text(f"{OTHER}\n")
+    (secrets / "refs/heads/main").write_text(f"{OTHER}\n")
+    for path in (secrets / "secret", secrets / "refs/heads/main"):
+        path.chmod({"file": 0o600, "folder": 0o644, "group": 0o640}[mode])
+    secrets.chmod(0o700 if mode == "folder" else 0o755)
+    if what == "commondir":
+        commands = f"echo 'gitdir: {shared}/x/own' > .git; mkdir own; cd own"
+        commands += f"; echo 'ref: refs/heads/main' > HEAD; echo {secrets} > commondir"
+    else:
+        head = "" if what == "HEAD" else "echo 'ref: refs/heads/main' > .git/HEAD;"
+        commands = f"mkdir -p .git/refs/heads; {head} ln -s {secrets}/secret .git/{what}"
+    as_nobody(f"mkdir {shared}/x && cd {shared}/x && {commands}")
+    with working_in(shared / "x", AS_NOBODY) as pid:
+        assert "git.commit" not in environment.process_facts(pid)
+        for path in (secrets, secrets / "refs", secrets / "refs/heads"):
+            path.chmod(0o755)
+        for path in (secrets / "secret", secrets / "refs/heads/main"):
+            path.chmod(0o644)
+        assert environment.process_facts(pid)["git.commit"] == OTHER, "what it may read is read"
+
+
+@AS_ROOT
+def test_a_version_that_a_process_may_not_read_is_none(shared: Path) -> None:
+    """Of PyTorch beside a library, for which a link may stand."""
+    version = shared / "secret"
+    version.write_text("__version__ = '2.9.0'\n")
+    version.chmod(0o600)
+    as_nobody(f"mkdir -p {shared}/x/torch/lib && ln -s {version} {shared}/x/torch/version.py")
+    with working_in(shared / "job", AS_NOBODY) as pid:
+        library = str(shared / "x/torch/lib/libtorch_cpu.so")
+        assert pytorch.layout_of(pid, library) is None
+        version.chmod(0o644)
+        assert pytorch.layout_of(pid, library) is not None
+
+
+@AS_ROOT
+def test_a_link_of_somebody_else_above_a_job_has_nobody_wait(
+    made: Reader,  # noqa: F811
+    shared: Path,
+    tmp_path: Path,
+) -> None:
+    """It led to a file system that does not answer: the loop waited for each process of the job, and that was called
+    the job's own."""
+    where = shared / "fs"
+    (tmp_path / "git").write_text("gitdir: /x\n")
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(file_system(where, tmp_path / "git"))
+        stack.callback(daemon.kill)
+        as_nobody(f"ln -s {where}/git {shared}/.git")
+        honest = [stack.enter_context(working_in(shared / "job", HONEST)) for _ in range(3)]
+        daemon.send_signal(signal.SIGSTOP)
+        for pid in honest:
+            assert environment.UNREADABLE not in environment.read_facts(pid)
+        assert made.counters["file_systems_hung"] == made.counters["reader_restarts"] == 0
+
+
+@AS_ROOT
+def test_a_repository_on_another_mount_is_not_looked_for(
+    made: Reader,  # noqa: F811
+    shared: Path,
+    tmp_path: Path,
+) -> None:
+    """Whoever may write to a folder above a job's mounts one there that does not answer."""
+    (tmp_path / "HEAD").write_text(f"{OTHER}\n")
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(file_system(shared / ".git", tmp_path / "HEAD"))
+        stack.callback(daemon.kill)
+        pid = stack.enter_context(working_in(shared / "job", HONEST))
+        daemon.send_signal(signal.SIGSTOP)
+        facts = environment.read_facts(pid)
+        assert "git.commit" not in facts
+        assert environment.UNREADABLE not in facts
+        assert made.counters["file_systems_hung"] == made.counters["reader_restarts"] == 0
+
+
+def a_status(uid: int, gid: int, mode: int) -> os.stat_result:
+    return os.stat_result((mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "is_read"),
+    [
+        (7, 1, 0o400, True),
+        (7, 1, 0o044, False),
+        (1, 8, 0o040, True),
+        (1, 8, 0o004, False),
+        (1, 1, 0o044, True),
+        (1, 1, 0o004, False),  # it may be in that group
+        (1, 1, 0o440, False),
+        (0, 0, 0o600, False),
+    ],
+)
+def test_the_bits_of_a_file_s_owner_its_group_or_others_count(uid: int, gid: int, mode: int, is_read: bool) -> None:
+    rights = Rights(frozenset({7}), frozenset({8}), frozenset({0, 7}))
+    assert rights.may_read(a_status(uid, gid, 0o100000 | mode)) is is_read
+    assert not Rights(frozenset({7, 9}), frozenset(), frozenset()).may_read(a_status(7, 1, 0o100400))
+    assert Rights(frozenset({0}), frozenset(), frozenset()).may_read(a_status(7, 1, 0o100000))
+    assert rights.may_pass(a_status(uid, gid, 0o040000 | (mode & 0o444) >> 2)) is is_read
