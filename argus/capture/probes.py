@@ -306,7 +306,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         self.probed -= self.refused.keys()
         self.owners = Owners(self._module)
         self._closing: list[Closing] = []
-        self._patience, self._window_patience = Patience(), Patience()
+        self._patience, self._window_patience = Patience(), Patience(in_loop=False)
         """How long the loop waits, and a window."""
         self.prices: Prices = prices(self.backend, self._attach_to_self)
         self.placement = Placement(self._module, self.prices, launch_durations=launch_durations, backend=self.backend)
@@ -510,9 +510,9 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         closing = Closing(by_user(links))
         gone = closing.wait(seconds)
         self._patience.spend_closing(time.monotonic() - begun, gone=gone)
-        if not gone and self._patience.is_alone(self.attachments):
+        if not gone and (alone := self._patience.alone(self.attachments)):
             seconds, begun = self._patience.closing_s(moving=True), time.monotonic()
-            closing.wait_on(seconds)
+            closing.wait_on(seconds, [number for number, (each, _) in enumerate(links) if each.users <= alone])
             self._patience.spend_closing(time.monotonic() - begun, gone=True)
         for number, (attachment, _) in enumerate(links):
             if not closing.closed(number):
@@ -684,7 +684,8 @@ class Probes(TracedProcesses, Counts, PulseProbes):
     @property
     def window_goes(self) -> bool:
         """Whether the last window is not over, or its probes go: none is opened before."""
-        return self._window is not None and (not self._window.end_ns or not self._window.gone())
+        window = self._window
+        return window is not None and not window.gone(self._window_patience, self._patience.alone(self.attachments))
 
     # --- prices
 

@@ -25,6 +25,7 @@ from argus.capture.kernel.links import PATIENCE_S, LateError
 from argus.capture.placement import Placement
 from argus.capture.probes import Probes
 from argus.capture.probing import patience
+from argus.capture.probing.accounts import OF_A_USER
 from argus.capture.probing.late_probes import MOST, MOST_OF_OWNER, MOST_USERS, LateProbes
 from argus.capture.probing.patience import Patience
 from argus.capture.probing.pulse_probes import PulseLinks
@@ -1689,7 +1690,7 @@ def test_time_of_files_that_nobody_shares_is_as_that_of_their_owners(seed: int) 
             for waits, file in ((plain, one), (known, other)):
                 waits.spend(file, waited_s, came=came)
         clock.now += draw.choice([0.0, 0.05, 3.0])
-    assert plain._saved == known._saved
+    assert plain._accounts._left == known._accounts._left
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -2075,8 +2076,8 @@ def test_users_that_share_files_in_all_ways_take_no_time_of_others(
         clocked.now += 4.0
     assert lost == [*range(len(lost))]
     assert len(lost) <= 3
-    most = patience.OF_A_USER * len(users)
-    assert len(probes._window_patience._saved) <= most + 2
+    most = OF_A_USER * len(users)
+    assert len(probes._window_patience._accounts._left) <= most + 2
     assert waited_s <= patience.OF_USERS * (clocked.now - begun) + most * (patience.OF_USER_S + patience.SAVED_S)
 
 
@@ -2087,9 +2088,9 @@ def test_accounts_are_filled_as_a_simple_count_says(seed: int) -> None:
     waits, passed_s = Patience(lambda: clock.now), draw.choice([0.5, 2.0])
     accounts = [frozenset(draw.sample(range(5), draw.randrange(1, 4))) for _ in range(draw.randrange(1, 8))]
     for account in dict.fromkeys(accounts):
-        waits._saved[account] = draw.uniform(-5, 0.99)
-        waits._of_user.update(account)
-    before = dict(waits._saved)
+        waits._accounts._left[account] = draw.uniform(-5, 0.99)
+        waits._accounts._of_user.update(account)
+    before = dict(waits._accounts._left)
     many = Counter(user for account in before for user in account)
     weights = {a: 1.0 if len(a) == 1 else 1 / max(min(many[user] for user in a) - 1, 1) for a in before}
     expected, left_s, parts = dict(before), passed_s * patience.OF_USERS, 20_000
@@ -2102,10 +2103,10 @@ def test_accounts_are_filled_as_a_simple_count_says(seed: int) -> None:
         for account, weight in needy.items():
             expected[account] += left_s / parts * weight / sum(needy.values())
     clock.now += passed_s
-    waits._fill()
+    waits._accounts.fill()
     for account in before:
-        assert waits._saved.get(account, patience.SAVED_S) == pytest.approx(expected[account], abs=0.002)
-    assert waits._of_user == Counter(user for account in waits._saved for user in account)
+        assert waits._accounts._left.get(account, patience.SAVED_S) == pytest.approx(expected[account], abs=0.002)
+    assert waits._accounts._of_user == Counter(user for account in waits._accounts._left for user in account)
 
 
 @pytest.mark.parametrize("hang", [False, True])
@@ -2285,7 +2286,7 @@ def test_probes_that_go_and_come_are_one_change() -> None:
             waits.spend(file, waited_s, came=True)
     assert clock.now - 1000.0 <= patience.LONGEST_S + 0.001
     clock.now += 2 * patience.SAME_S
-    assert waits.closing_s(moving=True) == patience.LONGEST_S
+    assert waits.closing_s(moving=True) == patience.LONGEST_S - patience.FOR_NEW_S
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -2399,8 +2400,8 @@ def test_users_who_have_taken_time_are_forgotten() -> None:
         (file,) = probes_on(["a"], (user, "")).attachments
         waits.begin([file])
         waits.spend(file, 0.5, came=False)
-    assert len(waits._saved) == len(waits._of_user) == patience.ACCOUNTS
-    assert min(map(min, waits._saved)) == patience.ACCOUNTS
+    assert len(waits._accounts._left) == len(waits._accounts._of_user) == patience.ACCOUNTS
+    assert min(map(min, waits._accounts._left)) == patience.ACCOUNTS
 
 
 def test_what_does_not_close_takes_no_time_of_what_is_probed() -> None:

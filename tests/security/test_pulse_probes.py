@@ -181,7 +181,7 @@ def test_a_job_that_waits_for_its_pulse_waits_no_longer_than_for_that(
         side.poll(0.0)
         assert (state.seen, state.lacking, state.spans) == (False, [], [(1_000, 2_000)])
     else:
-        probes.open_window = lambda *_: SimpleNamespace(begin_ns=3_000, end_ns=0, lacking=(), failure=None)
+        probes.open_window = lambda *_: SimpleNamespace(begin_ns=3_000, end_ns=0, lacking=(), failure=None, over=True)
         probes.settle_window = lambda _: None
         monkeypatch.setattr(job, "note_queues", lambda: None)
         side._session.roster.jobs.append(job)
@@ -396,7 +396,9 @@ def test_steps_go_on_where_launches_are_probed_throughout_again(
     side, job, state = all_is_probed_again(probes, clock, monkeypatch)
     steps: Any = job.thinned
     begin_ns = state.spans[-1][0]
-    window = SimpleNamespace(begin_ns=clock.ns, end_ns=0, subjects=("launches",), hits=0, lacking=(), failure=None)
+    window = SimpleNamespace(
+        begin_ns=clock.ns, end_ns=0, subjects=("launches",), hits=0, lacking=(), failure=None, over=True
+    )
     if counted != "throughout":
         probes.set_pulse(())
         state.end(clock.ns)

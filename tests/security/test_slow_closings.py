@@ -6,6 +6,7 @@ import errno
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from argus.capture import probes as module_of_probes
 from argus.capture.kernel.links import PATIENCE_S, STEADY_S, Closing, LateError, link_in_time
 from argus.capture.probing import windows
 from argus.capture.probing.late_probes import MOST, MOST_OF_OWNER, MOST_SLOW_TO_GO, LateProbes
-from argus.capture.probing.patience import LONGEST_S
+from argus.capture.probing.patience import FOR_NEW_S, LONGEST_S, Patience
 from argus.system.aside import Aside
 from tests.security.test_attaching import (
     HONEST,
@@ -91,12 +92,15 @@ def test_a_lone_user_s_closings_are_waited_for(users: int, monkeypatch: pytest.M
 
     def closing(_: Any) -> Any:
         return SimpleNamespace(
-            wait=lambda seconds: False, wait_on=asked.append, closed=lambda number, _=0.0: bool(asked), moved_ns=0
+            wait=lambda seconds: False,
+            wait_on=lambda seconds, numbers: asked.append(seconds),
+            closed=lambda number, _=0.0: bool(asked),
+            moved_ns=0,
         )
 
     monkeypatch.setattr(module_of_probes, "Closing", closing)
     probes.detach_optional("launches")
-    assert asked == pytest.approx([LONGEST_S] * (users == 1), abs=0.5)
+    assert asked == pytest.approx([LONGEST_S - FOR_NEW_S] * (users == 1), abs=0.5)
     assert [each.answers for each in probes.attachments] == [users == 1] * len(probes.attachments)
 
 
@@ -146,7 +150,8 @@ def test_files_whose_probes_have_gone_have_new_ones_soon(kernel: Kernel) -> None
         (2, 0.0, 1.5, False),
         (2, 1.5, 1.9, False),
         (2, 0.1, 1.2, True),
-        (2, 2.0, 2.1, False),
+        (2, 1.9, 1.95, False),
+        (2, 2.0, 2.1, True),
         (2, 7.5, 8.1, True),
     ],
 )
@@ -154,16 +159,65 @@ def test_no_window_begins_while_probes_of_the_last_one_are_going(
     users: int, moved_s: float, now_s: float, gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of files that hang are not waited for: none has gone for a second since others went. A job whose files
-    still have theirs would have no part in the next window."""
+    still have theirs would have no part in the next window. Where several train, each has a second in which those of
+    its files are waited for, and a fifth of the time."""
     window: Any = windows.Window.__new__(windows.Window)
-    window._links = [(SimpleNamespace(owner=(user, "")), [1]) for user in range(users)]
-    window.end_ns = 10**12
+    window._links = [(SimpleNamespace(users=frozenset([user])), [1]) for user in range(users)]
+    window.end_ns, window._looked_ns, window._gone, window._closes = 10**12, 0, False, threading.Event()
+    window._closes.set()
     moved_ns = 10**12 + int(moved_s * 1e9) if moved_s else 0
-    window.closing = SimpleNamespace(wait=lambda _: False, moved_ns=moved_ns)
+    window.closing = SimpleNamespace(wait=lambda _: False, moved_ns=moved_ns, closed=lambda _: False)
     monkeypatch.setattr(windows.time, "monotonic_ns", lambda: 10**12 + int(now_s * 1e9))
-    assert window.gone() is gone
+    alone = frozenset([0]) if users == 1 else frozenset()
+    assert window.gone(Patience(lambda: 1000.0), alone) is gone
     window.closing.wait = lambda _: True
-    assert window.gone()
+    assert window.gone(Patience(lambda: 1000.0), alone)
+
+
+class Going:
+    """Windows whose probes go so slowly that one of them is always there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.every_s = 1000.0, 0.9
+        self.patience = Patience(lambda: self.now_s)
+        monkeypatch.setattr(windows.time, "monotonic_ns", lambda: int(self.now_s * 1e9))
+
+    def waits_s(self, users: Sequence[int], alone: Collection[int] = ()) -> float:
+        """For how long the next window waits, where those of files of these users have not gone."""
+        window: Any = windows.Window.__new__(windows.Window)
+        window._links = [(SimpleNamespace(users=frozenset([user])), [1]) for user in users]
+        window._looked_ns, window._gone, window._closes = 0, False, threading.Event()
+        window._closes.set()
+        window.end_ns, begun_s = int(self.now_s * 1e9), self.now_s
+        window.closing = SimpleNamespace(wait=lambda _: False, moved_ns=0, closed=lambda _: False)
+        while not window.gone(self.patience, frozenset(alone)):
+            self.now_s += 0.02
+            window.closing.moved_ns = window.end_ns + int((self.now_s - begun_s) / self.every_s) * 900_000_000
+        return self.now_s - begun_s
+
+
+@pytest.mark.parametrize(("users", "alone"), [([1], []), ([1] * 20, []), ([1, 2], []), ([1], [2])])
+def test_whose_probes_go_one_by_one_does_not_hold_windows_of_others(
+    users: list[int], alone: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was waited for for 8 s, and three of four windows were lost. After a second for everybody, each account has
+    a fifth of the time."""
+    going, waits = Going(monkeypatch), list[float]()
+    for _ in range(60):
+        begun_s = going.now_s
+        waits.append(going.waits_s(users, alone))
+        going.now_s = max(going.now_s, begun_s + 2.0)
+    assert waits[0] == pytest.approx(2.2, abs=0.1)
+    assert sum(waits[5:]) / 55 == pytest.approx(1.4, abs=0.1)
+
+
+def test_who_trains_alone_has_all_its_probes_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node those of 30 files took 6.3 s. Those of others are not waited for."""
+    going = Going(monkeypatch)
+    assert going.waits_s([1, 1, 2], [1]) == pytest.approx(8.0, abs=0.1)
+    assert going.waits_s([1, 1, 2], [1]) == pytest.approx(8.0, abs=0.1)
+    going.now_s += 100.0
+    assert going.waits_s([2, 2], [1]) == pytest.approx(2.2, abs=0.1)
 
 
 class FewThreads:
@@ -238,7 +292,7 @@ def test_a_window_whose_probes_cannot_be_taken_away_is_not_the_last(
     window = open_window(probes)
     assert window.begin_ns
     assert isinstance(window.failure, MemoryError)
-    assert window.gone()
+    assert window.gone(Patience())
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])
@@ -281,7 +335,7 @@ def test_what_is_opened_before_the_last_window_is_gone_lacks_nothing(kernel: Ker
     """Files of the window before were lost once more."""
     probes = with_windows(["0"])
     probes.lacking = list(probes.attachments)
-    probes._window = SimpleNamespace(end_ns=0)
+    probes._window = SimpleNamespace(gone=lambda *_: False)
     assert probes.open_window(["launches"], 0.0) is None
     assert probes.lacking == []
     probes._window = None

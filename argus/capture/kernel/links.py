@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -198,14 +198,16 @@ class Closing:
         self._begin_again()
         return self._over.wait(seconds)
 
-    def wait_on(self, seconds: float) -> bool:
-        """As ``wait``, but only as long as files are closed one after the other."""
-        deadline, left = time.monotonic() + seconds, len(self._left) + 1
-        while len(self._left) < left and (more_s := deadline - time.monotonic()) > 0:
-            left = len(self._left)
+    def wait_on(self, seconds: float, numbers: Collection[int] | None = None) -> bool:
+        """Waits for so long at most until the links of these files, or of all, are closed, but only as long as they are
+        one after the other. Returns whether they are."""
+        chosen = set(self._left if numbers is None else numbers)
+        deadline, left = time.monotonic() + seconds, len(chosen) + 1
+        while 0 < len(self._left & chosen) < left and (more_s := deadline - time.monotonic()) > 0:
+            left = len(self._left & chosen)
             if self._over.wait(min(STEADY_S, more_s)):
                 break
-        return self._over.is_set()
+        return not self._left & chosen
 
     def result(self) -> None:
         """Waits until all are closed.

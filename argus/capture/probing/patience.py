@@ -14,8 +14,10 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from argus.capture.attachment import Attachment
+from argus.capture.probing.accounts import ACCOUNTS, Accounts, Users, weight
 
 LONGEST_S, OF_USER_S, OF_FILE_S = 5.0, 2.0, 1.0
 """One change takes no longer: in all; for the files of an account where there are several users, for each of its users
@@ -34,22 +36,26 @@ as those that it has to itself, and longer than ``ANSWERS_S``."""
 FADES, UNKNOWN_S = 0.98, 1.0
 """What a file, or a user, needed for a change counts so much less after each later one that it had; what a user needs
 who has not had any is not known."""
+MORE = 2.0
+"""A file that did not come in the time that it had may need so many times as much."""
 AGES = 4
 """An account that was passed over so often counts as one that needs half as much."""
 KEPT, KEPT_S, KEPT_OF = 1.25, 0.03, 0.5
 """Of a change, so many times what an account's files needed lately is kept for it, and so much more; this part of it
 for all together, those first that need little."""
+FOR_NEW_S = 2.0
+"""So much of a change is left for probes that come, however long the others take to go."""
+OF_GOING = 0.2
+"""Share of the time for which the probes of an account's files are waited for once a window is over, beyond what
+everybody's are; of all accounts twice as much."""
 OF_CLOSINGS, CLOSING_S = 0.1, 0.1
 """Share of the loop's time until probes are gone; and one waits for so long in any case."""
-ACCOUNTS, OF_A_USER = 1024, 16
-"""Accounts that have taken time lately; in all, and those that a user is part of: another one of users who all are part
-of so many takes none."""
 _LEAST_S = 0.02
 """Who has less left is not waited for."""
-_LITTLE_S = 1e-6
-"""An account that lacks less lacks nothing."""
-Users = frozenset[int]
-"""Who map a file: the key of an account."""
+_ALIKE = 1.5
+"""Accounts that need up to so many times an equal part are alike."""
+_FAIR = 0.25
+"""An account of which it is known what it needs may take this part of an equal part in any case."""
 
 
 class Patience:
@@ -57,21 +63,20 @@ class Patience:
 
     Args:
         now: The clock.
+        in_loop: Whether the loop waits: then what is kept for accounts is accounted as well.
 
     Attributes:
         training: Users who have ranks. Who else maps files does not make two of one who is alone; empty: it is not
             known.
     """
 
-    def __init__(self, now: Callable[[], float] = lambda: time.monotonic()) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float] = lambda: time.monotonic(), *, in_loop: bool = True) -> None:
+        self._now, self._in_loop = now, in_loop
         self.training: AbstractSet[int] = frozenset()
-        self._closed_at = self._filled_at = now()
+        self._accounts = Accounts(now, OF_LOOP, OF_USERS, SAVED_S, LONGEST_S)
+        self._going = Accounts(now, OF_GOING, 2 * OF_GOING, SAVED_S, LONGEST_S)
+        self._closed_at = now()
         self._closing_s = SAVED_S
-        self._saved: dict[Users, float] = {}
-        """Of accounts that have taken time: what was left to them at ``_filled_at``, less what they took since."""
-        self._of_user = Tally[int]()
-        """Accounts of these that each user is part of."""
         self._several = False
         self._waited_at = now()
         self._left_s = LONGEST_S
@@ -86,21 +91,27 @@ class Patience:
         """Accounts of files that nobody who trains maps."""
         self._those = Users()
         """Those who map files and train; all who map files, if none does."""
-        self._needs: dict[int, float] = {}
-        """What each file needed for a change, lately, by its ``id``."""
+        self._needs = WeakKeyDictionary[Attachment, float]()
+        """What each file needed for a change, lately."""
         self._user_needs: dict[tuple[int, bool], float] = {}
         """The same of users, of files of their own, and of those that they share: the most that an account of such
         needed. Those are kept who have gone."""
-        self._passed: dict[int, int] = {}
-        """Changes in a row, of those that a file was part of, in which too little was left for it, by its ``id``."""
-        self._passed_over: set[int] = set()
-        """Files for which too little is left of this change, by their ``id``."""
-        self._took_by: dict[int, float] = {}
-        """What files took of this change, by their ``id``."""
+        self._passed = WeakKeyDictionary[Attachment, int]()
+        """Changes in a row, of those that a file was part of, in which too little was left for it."""
+        self._missed = WeakKeyDictionary[Attachment, float]()
+        """The same of all lately."""
+        self._passed_over = WeakSet[Attachment]()
+        """Files for which too little is left of this change."""
+        self._took_by = WeakKeyDictionary[Attachment, float]()
+        """What files needed of this change."""
         self._took_of: dict[Users, float] = {}
         """The same of accounts."""
-        self._account_of: dict[int, Users] = {}
-        """Of each file of this change, by its ``id``: who maps it may change meanwhile."""
+        self._account_of = WeakKeyDictionary[Attachment, Users]()
+        """Of each file of this change: who maps it may change meanwhile."""
+        self._kept: dict[Users, float] = {}
+        """What is kept of this change for accounts that come last."""
+        self._most: dict[Users, float] = {}
+        """What accounts may take of this change of which it is known what they need."""
         self._kept_of: dict[Users, float] = {}
         """Of each account: what is kept of this change for those that come after it."""
         self._usual_s = 0.0
@@ -115,42 +126,50 @@ class Patience:
         users = Users().union(*there)
         self._those = training = self._those_who_train(users)
         self._several = len(training) > 1
-        self._fill()
+        self._accounts.fill()
         accounts = {each.users for each in files}
-        self._begin_change({id(each) for each in (*files, *among)})
-        saved = {account: self._saved.get(account, SAVED_S) for account in accounts}
+        self._begin_change()
         for account in accounts:
             self._left_of.setdefault(account, OF_USER_S * max(len(account & training), 1))
-        self._resting = {account for account, left_s in saved.items() if left_s <= 0}
+        self._resting = {account for account in accounts if self._accounts.left(account) <= 0}
         self._blocked = Users().union(*(account for account in self._resting if len(account) == 1))
         self._guests = {account for account in accounts if account not in there or training.isdisjoint(account)}
+        self._account_of = WeakKeyDictionary({each: each.users for each in files})
         order = self._in_order(files)
         turns = {account: turn for turn, account in enumerate(order)}
-        self._account_of = {id(each): each.users for each in files}
-        return sorted(files, key=lambda each: (turns[self._account_of[id(each)]], not each.answers))
+        return sorted(files, key=lambda each: (turns[self._account_of[each]], not each.answers))
 
     def _in_order(self, files: Sequence[Attachment]) -> list[Users]:
         """Accounts: first those for which nothing is kept. Of these those that need less, by factors of two, and the
-        less the more often they were passed over; of equals, those that were for longest, and that have a user whose
-        own files were quick. Where all of which it is known what they need have room, no margin is withheld from these
-        that leaves none."""
+        less the more often they were passed over; of those alike, and of those that need about an equal part at most,
+        those that were for longest, most often lately, and that have a user whose own files were quick. Where all of
+        which it is known what they need have room, no margin is withheld from these that leaves none."""
         needs, known = self._needed(files)
+        of_user = Tally(user for account in needs for user in account)
+        equal_s = LONGEST_S / max(len(needs), 1)
         kept: dict[Users, float] = {}
-        for account in sorted(known - self._guests - self._resting, key=needs.__getitem__):
+        for account in sorted(
+            known - self._guests - self._resting, key=lambda each: needs[each] / weight(each, of_user)
+        ):
             kept_s = KEPT * needs[account] + KEPT_S
             if sum(kept.values()) + kept_s <= KEPT_OF * LONGEST_S:
                 kept[account] = kept_s
-        passed: dict[Users, int] = {}
+        self._kept = kept
+        self._most = {account: max(KEPT * needs[account] + KEPT_S, _FAIR * equal_s) for account in known}
+        passed, missed = dict.fromkeys(needs, 0), dict.fromkeys(needs, 0.0)
         for each in files:
-            passed[each.users] = max(passed.get(each.users, 0), self._passed.get(id(each), 0))
+            account = self._account_of[each]
+            passed[account] = max(passed[account], self._passed.get(each, 0))
+            missed[account] = max(missed[account], self._missed.get(each, 0.0))
         others = sorted(
             needs.keys() - kept.keys(),
             key=lambda each: (
                 each in self._guests,
-                math.frexp(needs[each] / (1 + passed[each] / AGES))[1],
+                math.frexp(max(needs[each] / (1 + passed[each] / AGES), _ALIKE * equal_s))[1],
                 -passed[each],
+                -missed[each],
                 min(self._user_needs.get((user, False), UNKNOWN_S) for user in each),
-                -self._saved.get(each, SAVED_S),
+                -self._accounts.left(each),
                 len(each),
                 sorted(each),
             ),
@@ -171,7 +190,7 @@ class Patience:
         with his own may be slow with others."""
         of_accounts: dict[Users, list[float | None]] = {}
         for each in files:
-            of_accounts.setdefault(each.users, []).append(self._needs.get(id(each)))
+            of_accounts.setdefault(self._account_of[each], []).append(self._needs.get(each))
         needs, known = {}, set()
         for account, of_files in of_accounts.items():
             if had := [need_s for need_s in of_files if need_s is not None]:
@@ -183,53 +202,31 @@ class Patience:
                 needs[account] = min(max(need_s, UNKNOWN_S), OF_USER_S) if shared else min(need_s, UNKNOWN_S)
         return needs, known
 
-    def is_alone(self, attachments: Iterable[Attachment]) -> bool:
-        """Whether one user alone trains, of those who map files."""
-        return len(self._those_who_train(Users().union(*{each.users for each in attachments}))) == 1
+    def alone(self, attachments: Iterable[Attachment]) -> Users:
+        """Of those who map files, the one who trains, if it is one alone; else nobody."""
+        training = self._those_who_train(Users().union(*{each.users for each in attachments}))
+        return training if len(training) == 1 else Users()
 
     def _those_who_train(self, users: Users) -> Users:
         return users & self.training or users
 
-    def _begin_change(self, files: AbstractSet[int] = frozenset()) -> None:
-        """``files``: those that there are, by their ``id``, if what they need is to be known."""
-        if self._now() - self._waited_at > SAME_S:
-            self._left_s, self._left_of = LONGEST_S, {}
-            for file, took_s in self._took_by.items():
-                self._needs[file] = max(FADES * self._needs.get(file, 0.0), took_s)
-            for account, took_s in self._took_of.items():
-                for user in account:
-                    key = user, len(account) > 1
-                    self._user_needs[key] = max(FADES * self._user_needs.pop(key, 0.0), took_s)
-            for key in list(self._user_needs)[:-ACCOUNTS]:
-                del self._user_needs[key]
-            waiting = {file: number for file, number in self._passed.items() if file not in self._account_of}
-            self._passed = waiting | {file: self._passed.get(file, 0) + 1 for file in self._passed_over}
-            self._took_by, self._took_of, self._passed_over = {}, {}, set()
-        if files:
-            self._needs = {file: need_s for file, need_s in self._needs.items() if file in files}
-            self._passed = {file: number for file, number in self._passed.items() if file in files}
-
-    def _fill(self) -> None:
-        """Hands out time to accounts that lack some: what one does not need is for others."""
-        passed_s, self._filled_at = self._now() - self._filled_at, self._now()
-        weights = {account: self._weight(account) for account in self._saved}
-        needs = {account: min(SAVED_S - left_s, passed_s * OF_LOOP) for account, left_s in self._saved.items()}
-        left_s, weight = passed_s * OF_USERS, sum(weights.values())
-        for account in sorted(weights, key=lambda account: needs[account] / weights[account]):
-            gets_s = min(needs[account], left_s * weights[account] / weight)
-            left_s, weight = left_s - gets_s, weight - weights[account]
-            self._saved[account] += gets_s
-            if SAVED_S - self._saved[account] < _LITTLE_S:
-                self._forget(account)
-
-    def _weight(self, account: Users) -> float:
-        """What part of the time it has. One of several users has the less the more of them each of these is part of:
-        whoever makes many, with users that it has, takes nothing from others."""
-        return 1.0 if len(account) == 1 else 1 / max(min(self._of_user[user] for user in account) - 1, 1)
-
-    def _forget(self, account: Users) -> None:
-        del self._saved[account]
-        self._of_user -= Tally(account)
+    def _begin_change(self) -> None:
+        if self._now() - self._waited_at <= SAME_S:
+            return
+        self._left_s, self._left_of = LONGEST_S, {}
+        for file, took_s in self._took_by.items():
+            self._needs[file] = max(FADES * self._needs.get(file, 0.0), took_s)
+        for account, took_s in self._took_of.items():
+            for user in account:
+                key = user, len(account) > 1
+                self._user_needs[key] = max(FADES * self._user_needs.pop(key, 0.0), took_s)
+        for key in list(self._user_needs)[:-ACCOUNTS]:
+            del self._user_needs[key]
+        for file in list(self._account_of):
+            passed = file in self._passed_over
+            self._passed[file] = self._passed.get(file, 0) + 1 if passed else 0
+            self._missed[file] = FADES * self._missed.get(file, 0.0) + passed
+        self._took_by, self._took_of, self._passed_over = WeakKeyDictionary(), {}, WeakSet()
 
     def has_turn(self, attachment: Attachment) -> bool:
         """Whether a file's account has anything of this change, and one of its users for the files of its own: else it
@@ -238,33 +235,35 @@ class Patience:
         return account not in self._resting and not account <= self._blocked
 
     def _account(self, attachment: Attachment) -> Users:
-        return self._account_of.get(id(attachment), attachment.users)
+        return self._account_of.get(attachment, attachment.users)
 
     def _is_bounded(self, account: Users) -> bool:
         return self._several or account in self._guests
 
-    def _has_room(self, account: Users) -> bool:
-        own = len(account) == 1
-        return own or account in self._saved or any(self._of_user[user] < OF_A_USER for user in account)
-
     def seconds(self, attachment: Attachment) -> float:
         """How long a file may be waited for; 0: not at all."""
         account = self._account(attachment)
-        if account in self._resting or not self._has_room(account):
+        if account in self._resting:
             return 0.0
         left_s = min(OF_FILE_S, self._left_s - self._kept_of.get(account, 0.0))
-        if left_s < max(self._needs.get(id(attachment), 0.0), _LEAST_S):
-            self._passed_over.add(id(attachment))
+        if account not in self._kept and not self._accounts.has_room(account):
+            left_s = 0.0
+        if left_s < max(self._needs.get(attachment, 0.0), _LEAST_S):
+            self._passed_over.add(attachment)
         if self._is_bounded(account):
             left_s = min(left_s, self._left_of.get(account, 0.0))
+            if account in self._most:
+                left_s = min(left_s, self._most[account] - self._took_of.get(account, 0.0))
         return left_s if left_s >= _LEAST_S else 0.0
 
     def spend(self, attachment: Attachment, waited_s: float, *, came: bool) -> None:
         """A file was waited for. ``came``: for probes that are there now."""
         account = self._account(attachment)
         self._note(waited_s)
-        self._took_by[id(attachment)] = self._took_by.get(id(attachment), 0.0) + waited_s
-        self._took_of[account] = self._took_of.get(account, 0.0) + waited_s
+        needs_s = waited_s if came else min(MORE * waited_s, OF_FILE_S)
+        self._took_by[attachment] = self._took_by.get(attachment, 0.0) + needs_s
+        before_s = self._took_of.get(account, 0.0)
+        self._took_of[account] = before_s + waited_s
         if account in self._left_of:
             self._left_of[account] -= waited_s * (1 if came else max(len(account & self._those), 1))
         if came and not self._is_bounded(account):
@@ -274,16 +273,23 @@ class Patience:
             waited_s -= max(USUAL * self._usual_s, ANSWERS_S)
             if waited_s <= 0:
                 return
-        if account not in self._saved:
-            self._of_user.update(account)
-        left_s = self._saved.pop(account, SAVED_S) - waited_s
-        self._saved[account] = max(left_s, -LONGEST_S)  # nobody owes more than one change
-        if len(self._saved) > ACCOUNTS:
-            self._forget(next(iter(self._saved)))
+        elif not self._in_loop and (kept_s := self._kept.get(account)) is not None:
+            if before_s + waited_s <= kept_s:
+                return  # nobody else was to have it, and no loop has waited
+            waited_s += before_s if before_s <= kept_s else 0.0
+        self._accounts.spend(account, waited_s)
 
     def _note(self, waited_s: float) -> None:
         self._left_s -= waited_s
         self._waited_at = self._now()
+
+    def wait_until_gone(self, accounts: AbstractSet[Users], waited_s: float) -> bool:
+        """Probes of a window that is over are waited for, so long since this was called last. Returns whether one of
+        the accounts has time left."""
+        self._going.fill()
+        for account in accounts:
+            self._going.spend(account, waited_s)
+        return any(self._going.left(account) > 0 for account in accounts)
 
     def closing_s(self, *, moving: bool = False) -> float:
         """How long to wait until probes are gone. ``moving``: those of one file after those of another, of one user
@@ -293,7 +299,7 @@ class Patience:
         self._closing_s = min(self._closing_s + OF_CLOSINGS * (now - self._closed_at), SAVED_S)
         self._closed_at = now
         if moving:
-            return max(self._left_s, 0.0)
+            return max(self._left_s - FOR_NEW_S, 0.0)
         return max(min(self._closing_s, self._left_s), CLOSING_S)
 
     def spend_closing(self, waited_s: float, *, gone: bool) -> None:

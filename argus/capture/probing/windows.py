@@ -3,6 +3,7 @@ their own: however long a file, or a kernel that is busy, takes, rings are drain
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.attachment import Attachment, Subject
-from argus.capture.kernel.links import PATIENCE_S, Closing, LateError, Links, link_in_time
+from argus.capture.kernel.links import PATIENCE_S, Closing, LateError, Links, close_links, link_in_time
+from argus.capture.probing.accounts import Users
 from argus.capture.probing.patience import Patience
 
 Points = dict[str, list[tuple[int, int]]]
@@ -131,9 +133,16 @@ class Window:
         self.failure: BaseException | None = None
         self._links: list[tuple[Attachment, list[int]]] = []
         self.closing = Closing(())
-        self._over = threading.Event()
+        self._over, self._closes = threading.Event(), threading.Event()
+        self._gone = False
+        self._looked_ns = 0
         self._thread = threading.Thread(target=self._run, args=(seconds,), name="argus-window", daemon=True)
         self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether its thread has nothing left to do: what broke it is known."""
+        return self._closes.is_set()
 
     @property
     def lacking(self) -> list[Attachment]:
@@ -158,13 +167,15 @@ class Window:
                 known = {id(each.attachment): each for each in self.late}
                 self.late = [known.get(id(each), Late(each, lambda: 0)) for each, _ in self._files]
         finally:
-            end_ns = time.monotonic_ns()
+            self.end_ns = time.monotonic_ns()  # threads that close are begun later: calls meanwhile are in no window
             try:
                 self.closing = Closing(by_user((attachment, (links, [])) for attachment, links in self._links))
             except BaseException as failure:
                 self.failure = failure
+                with contextlib.suppress(BaseException):
+                    close_links([(links, []) for _, links in self._links])
             finally:  # whatever fails, other windows begin
-                self.end_ns = end_ns
+                self._closes.set()
 
     def _open(self) -> None:
         """Puts the probes on. If that breaks, all files lack theirs."""
@@ -189,11 +200,27 @@ class Window:
                 if failure.errno != errno.ESRCH:  # its process has ended
                     raise NotPutError(failure, lambda: 0) from failure
 
-    def gone(self) -> bool:
-        """Once it has ended: whether its probes are gone, but for those of files that hang."""
-        now_ns, moved_ns = time.monotonic_ns(), self.closing.moved_ns
-        hang = bool(moved_ns) and now_ns - max(moved_ns, self.end_ns) > GOING_NS
-        return self.closing.wait(0) or hang or now_ns - self.end_ns > LONGEST_GOING_NS
+    def gone(self, patience: Patience, alone: Users = frozenset()) -> bool:
+        """Whether it has ended, and its probes are gone, but for those that are not waited for: once this is so, it
+        stays so. Not waited for are those of files that hang, and those of users who have no time left.
+
+        Args:
+            patience: Of windows.
+            alone: Who trains alone, if somebody does, whose files are waited for anyway.
+        """
+        if self._gone or not self.over:
+            return self._gone
+        now_ns, end_ns, moved_ns = time.monotonic_ns(), self.end_ns, self.closing.moved_ns
+        hang = bool(moved_ns) and now_ns - max(moved_ns, end_ns) > GOING_NS
+        self._gone = self.closing.wait(0) or hang or now_ns - end_ns > LONGEST_GOING_NS
+        if not self._gone and now_ns - end_ns > GOING_NS:
+            waited_s = (now_ns - max(self._looked_ns, end_ns + GOING_NS)) / 1e9
+            going = {attachment.users for attachment, _ in self.there()}
+            bounded = {account for account in going if not account <= alone}
+            have_time = patience.wait_until_gone(bounded, waited_s)
+            self._gone = bounded == going and not have_time
+        self._looked_ns = now_ns
+        return self._gone
 
     def there(self) -> list[tuple[Attachment, Callable[[float], bool]]]:
         """Once it has ended: files whose probes are not gone, and what returns whether they are."""

@@ -221,8 +221,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         """Subjects and calls that it was to see, and the pulses then."""
         self._spoiled = False
         """Whether what is probed changed while it was opened: it is no window of any job."""
-        self._failure: BaseException | None = None
-        """What broke the last one."""
+        self._ended: Window | None = None
+        """The last one, until it is known whether something broke it."""
         self._noted = False
         """Whether it was taken note that it has begun."""
         self._length_s = 0.0
@@ -381,9 +381,10 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             if job not in self._thinned:
                 self._thin(job, time.monotonic_ns())
         self.take_note()
-        if (failure := self._failure) is not None:
-            self._failure = None
-            raise failure
+        if (ended := self._ended) is not None and ended.over:
+            self._ended = None
+            if ended.failure is not None:
+                raise ended.failure
         self._see_again()
         may = self._window is None and not self._session.probes.window_goes
         self._wait(now, may)
@@ -428,7 +429,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
                 self._session.probes.settle_window(window)
                 self._begin_window(window)
             if over:
-                self._failure = window.failure
+                self._ended = window
                 self._end_window(window)
         self._fed_ns = max(self._fed_ns, fed_ns)
 

@@ -93,6 +93,7 @@ CLASSES = {
     "live/cost/mapped_elsewhere": ("MappedElsewhere",),
     "capture/probes": ("Probes",),
     "capture/probing/late_probes": ("LateProbes",),
+    "capture/probing/accounts": ("Accounts",),
     "capture/probing/patience": ("Patience",),
     "capture/probing/windows": ("Window",),
     "capture/owners": ("Owners", "ThreadOwners"),

@@ -150,7 +150,13 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
         def open_window(_subjects: Any, length: float, _only: Any, opened: list[float] = opened) -> Any:
             opened.append(length)
             return SimpleNamespace(
-                begin_ns=len(opened) * 10**9, end_ns=0, subjects=("collectives",), hits=0, lacking=(), failure=None
+                begin_ns=len(opened) * 10**9,
+                end_ns=0,
+                subjects=("collectives",),
+                hits=0,
+                lacking=(),
+                failure=None,
+                over=True,
             )
 
         session.probes = SimpleNamespace(
@@ -229,7 +235,7 @@ def test_a_window_without_probes_on_a_file_is_no_window_of_its_jobs(counted_by: 
         begin_ns = 10**9 * (1 + len(begun))
         begun.append(begin_ns)
         return SimpleNamespace(
-            begin_ns=begin_ns, end_ns=0, subjects=("backward",), hits=0, lacking=list(lacking), failure=None
+            begin_ns=begin_ns, end_ns=0, subjects=("backward",), hits=0, lacking=list(lacking), failure=None, over=True
         )
 
     begun: list[int] = []

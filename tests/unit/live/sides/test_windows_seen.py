@@ -61,7 +61,7 @@ class Node:
             return None
         return SimpleNamespace(
             begin_ns=self.ns, end_ns=0, subjects=subjects, lacking=self.probes.lacking, hits=np.zeros(256, np.int64),
-            failure=None,
+            failure=None, over=True,
         )  # fmt: skip
 
     def turn(self, *lacking: int, calls: int = 100) -> None:
@@ -231,7 +231,7 @@ def test_a_share_is_that_of_the_last_windows(seed: int) -> None:
 def opening(node: Node) -> SimpleNamespace:
     """A window whose probes are being put on."""
     window = SimpleNamespace(
-        begin_ns=0, end_ns=0, subjects=("launches",), lacking=[], hits=np.zeros(256, np.int64), failure=None
+        begin_ns=0, end_ns=0, subjects=("launches",), lacking=[], hits=np.zeros(256, np.int64), failure=None, over=True
     )
     node.probes.open_window = lambda *_: window
     node.side._due = 0.0
@@ -404,7 +404,13 @@ def test_searches_go_on_however_slowly_probes_go(go_s: float, monkeypatch: pytes
     def open_window(subjects: Any, *_: Any) -> Any:
         at.gone, at.windows = at.s + 0.1 + go_s, at.windows + 1
         at.window = SimpleNamespace(
-            begin_ns=int(at.s * S), end_ns=0, subjects=subjects, lacking=[], hits=np.zeros(256, np.int64), failure=None
+            begin_ns=int(at.s * S),
+            end_ns=0,
+            subjects=subjects,
+            lacking=[],
+            hits=np.zeros(256, np.int64),
+            failure=None,
+            over=True,
         )
         return at.window
 
