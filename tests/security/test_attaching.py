@@ -1153,7 +1153,7 @@ def probes_on(paths: Sequence[str], owner: Owner = HONEST) -> Any:
     probes.probed, probes.refused, probes.entries_only = {"launches"}, {}, set()
     probes.backend, probes.unanswered, probes._closing, probes.lacking = "multi", 0, [], []
     probes._pulse, probes._pulse_links, probes.pulse_turn, probes.closed = frozenset(), {}, 0, False
-    probes._lock, probes._patience, probes._window_patience = threading.Lock(), Patience(), Patience()
+    probes._lock, probes._patience, probes._window_patience = threading.Lock(), Patience(), Patience(in_loop=False)
     probes.write_prices = lambda new=None: None
     probes.attachments = [Attachment(SimpleNamespace(open_path=path, roles=()), None, owner=owner) for path in paths]  # type: ignore[arg-type]
     for attachment in probes.attachments:
@@ -1436,8 +1436,8 @@ class Clocked(Kernel):
         self.now += takes_s
         return list(make())
 
-    def patience(self) -> Patience:
-        return Patience(lambda: self.now)
+    def patience(self, *, in_loop: bool = True) -> Patience:
+        return Patience(lambda: self.now, in_loop=in_loop)
 
 
 def bare(paths: Sequence[str], owner: Owner = HONEST) -> Any:
@@ -1453,7 +1453,7 @@ def bare(paths: Sequence[str], owner: Owner = HONEST) -> Any:
 
 def without_probes(paths: Sequence[str], clocked: Clocked, owner: Owner = HONEST) -> Any:
     probes = bare(paths, owner)
-    probes._patience, probes._window_patience = clocked.patience(), clocked.patience()
+    probes._patience, probes._window_patience = clocked.patience(), clocked.patience(in_loop=False)
     return probes
 
 
@@ -1617,7 +1617,7 @@ def test_windows_that_a_resting_user_loses_are_counted(users: int, monkeypatch: 
     if users == 1:
         clocked.held = {"a0"}
     else:
-        clocked.takes_s = 0.1
+        clocked.takes_s = 0.15
         probes.attachments += without_probes(["b0", "b1"], clocked, (1001, "")).attachments
     nothing = without_probes(["nothing to probe"], clocked).attachments[0]
     nothing.optional_points.clear()

@@ -63,7 +63,8 @@ class Patience:
 
     Args:
         now: The clock.
-        in_loop: Whether the loop waits: then what is kept for accounts is accounted as well.
+        in_loop: Whether the loop waits: then what is kept for accounts is accounted as well. Else each change is a
+            window's.
 
     Attributes:
         training: Users who have ranks. Who else maps files does not make two of one who is alone; empty: it is not
@@ -110,6 +111,8 @@ class Patience:
         """Of each file of this change: who maps it may change meanwhile."""
         self._kept: dict[Users, float] = {}
         """What is kept of this change for accounts that come last."""
+        self._free: set[Users] = set()
+        """Accounts of these that have taken no more, for files that came."""
         self._most: dict[Users, float] = {}
         """What accounts may take of this change of which it is known what they need."""
         self._kept_of: dict[Users, float] = {}
@@ -154,7 +157,7 @@ class Patience:
             kept_s = KEPT * needs[account] + KEPT_S
             if sum(kept.values()) + kept_s <= KEPT_OF * LONGEST_S:
                 kept[account] = kept_s
-        self._kept = kept
+        self._kept, self._free = kept, set(kept)
         self._most = {account: max(KEPT * needs[account] + KEPT_S, _FAIR * equal_s) for account in known}
         passed, missed = dict.fromkeys(needs, 0), dict.fromkeys(needs, 0.0)
         for each in files:
@@ -211,7 +214,7 @@ class Patience:
         return users & self.training or users
 
     def _begin_change(self) -> None:
-        if self._now() - self._waited_at <= SAME_S:
+        if self._in_loop and self._now() - self._waited_at <= SAME_S:
             return
         self._left_s, self._left_of = LONGEST_S, {}
         for file, took_s in self._took_by.items():
@@ -246,7 +249,7 @@ class Patience:
         if account in self._resting:
             return 0.0
         left_s = min(OF_FILE_S, self._left_s - self._kept_of.get(account, 0.0))
-        if account not in self._kept and not self._accounts.has_room(account):
+        if not self._accounts.has_room(account):
             left_s = 0.0
         if left_s < max(self._needs.get(attachment, 0.0), _LEAST_S):
             self._passed_over.add(attachment)
@@ -273,10 +276,11 @@ class Patience:
             waited_s -= max(USUAL * self._usual_s, ANSWERS_S)
             if waited_s <= 0:
                 return
-        elif not self._in_loop and (kept_s := self._kept.get(account)) is not None:
-            if before_s + waited_s <= kept_s:
+        elif not self._in_loop and account in self._free:
+            if came and before_s + waited_s <= self._kept[account]:
                 return  # nobody else was to have it, and no loop has waited
-            waited_s += before_s if before_s <= kept_s else 0.0
+            self._free.discard(account)
+            waited_s += before_s
         self._accounts.spend(account, waited_s)
 
     def _note(self, waited_s: float) -> None:

@@ -1,0 +1,200 @@
+"""Windows of a user whose files answer, beside somebody with several user IDs who knows how turns are taken."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from argus.capture.probing import windows
+from argus.capture.probing.patience import LONGEST_S
+from tests.security.test_attaching import CHANGES, HONEST, Clocked, end, kernel, shared_by, with_windows, without_probes  # noqa: F401
+
+UIDS = [(5000 + number, "") for number in range(8)]
+GUEST = (900, "")
+
+
+def all_sets(uids: int, least: int = 1) -> list[tuple[tuple[int, str], ...]]:
+    return [one for size in range(least, uids + 1) for one in itertools.combinations(UIDS[:uids], size)]
+
+
+class Node:
+    """An honest user's files, which take ``need_s`` together, and others'. A window is due every ``period_s``, from its
+    opening on.
+
+    Attributes:
+        trains: Whether all have ranks; else the honest user and a guest alone.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, need_s: float, files: int, period_s: float) -> None:
+        self.clocked, self.period_s = Clocked(monkeypatch), period_s
+        self.probes = without_probes([f"h{number}" for number in range(files)], self.clocked)
+        self.honest = list(self.probes.attachments)
+        self.clocked.slow |= {f"h{number}": need_s / files for number in range(files)}
+        self.trains = True
+
+    def add(self, names: Iterable[str], owners: Sequence[tuple[int, str]], takes_s: float) -> list[Any]:
+        paths = list(names)
+        self.clocked.slow |= dict.fromkeys(paths, takes_s)
+        files = without_probes(paths, self.clocked, owners[0]).attachments
+        shared_by(files, *owners)
+        self.probes.attachments += files
+        return list(files)
+
+    def window(self) -> bool:
+        """Whether the honest user had it."""
+        begun = self.clocked.now
+        users = {user for each in self.probes.attachments for user in each.users}
+        self.probes._window_patience.training = users if self.trains else {HONEST[0], GUEST[0]}
+        CHANGES["window"](self.probes)
+        had = not {*map(id, self.honest)} & {*map(id, self.probes._window.lacking)}
+        end(self.probes._window)
+        for each in self.probes.attachments:
+            each.answered()
+        self.clocked.now = max(begun + self.period_s, self.clocked.now)
+        return had
+
+    def had(self, number: int) -> int:
+        return sum(self.window() for _ in range(number))
+
+
+@pytest.mark.parametrize("files", [8, 17, 20, 30])
+def test_files_that_others_map_in_all_ways_have_their_windows(files: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of users who all are part of 16 accounts another one had nothing, and nobody knew that it was passed over: the
+    17th file of a world-readable installation, and with it all windows."""
+    node = Node(monkeypatch, 0.25, files, 10.0)
+    node.had(5)
+    sets = all_sets(5)
+    for number, each in enumerate(node.honest):
+        each.mapped_by(frozenset([HONEST, *sets[-1 - number % len(sets)]]))
+    for number, owners in enumerate(all_sets(5, 2)):
+        node.add([f"x{number}"], owners, 0.3)
+    node.had(3)
+    assert node.had(40) >= 39
+
+
+@pytest.mark.parametrize(
+    ("uids", "takes_s", "period_s"), [(5, 0.2, 15.0), (6, 0.12, 15.0), (6, 0.24, 5.0), (5, 0.4, 2.0)]
+)
+def test_a_file_in_each_set_of_users_takes_no_windows(
+    uids: int, takes_s: float, period_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept went to those that need little one by one, however many of them the same users had: half of the
+    windows were lost, or more."""
+    node = Node(monkeypatch, 0.25, 8, period_s)
+    node.had(8)
+    for number, owners in enumerate(all_sets(uids)):
+        node.add([f"x{number}"], owners, takes_s)
+    node.had(5)
+    assert node.had(40) >= 39
+
+
+@pytest.mark.parametrize(
+    ("users", "period_s", "need_s"),
+    [(3, 2.0, 0.25), (10, 2.0, 0.25), (20, 5.0, 0.25), (40, 15.0, 0.25), (30, 2.0, 0.1)],
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_users_with_slow_files_leave_time_to_who_needs_little(
+    users: int, period_s: float, need_s: float, trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was charged for what was kept for it, and what all together have of the time was divided by all."""
+    node = Node(monkeypatch, need_s, 8, period_s)
+    for user in range(users):
+        node.add([f"x{user} {number}" for number in range(2)], [(6000 + user, "")], 0.4)
+    node.add(["guest"], [GUEST], 0.01)
+    node.trains = trains
+    node.had(20)
+    assert node.had(40) >= 39
+
+
+@pytest.mark.parametrize("strikers", ["one each", "sets"])
+def test_who_was_known_to_need_little_takes_no_more(strikers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eighty accounts with quick files filled what is kept; two others, known for as little, hung in each window."""
+    node = Node(monkeypatch, 0.25, 8, 15.0)
+    several = iter(all_sets(8, 2)) if strikers == "sets" else iter([((7000 + number, ""),) for number in range(1000)])
+    for number in range(80):
+        node.add([f"k{number}"], next(several), 0.003)
+    struck: Iterator[list[Any]] = iter(
+        [node.add([f"s{number} {part}" for part in range(3)], next(several), 0.001) for number in range(60)]
+    )
+    node.had(10)
+    had = 0
+    for _ in range(30):
+        new = [each for _ in range(2) for each in next(struck)]
+        node.clocked.slow |= {each.library.open_path: 60.0 for each in new}
+        had += node.window()
+        node.probes.attachments = [each for each in node.probes.attachments if each not in new]
+    assert had >= 29
+
+
+@pytest.mark.parametrize("uids", [2, 3, 4])
+def test_probes_of_who_needs_little_do_not_stand_for_others(uids: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were quick once hang in the next window, of another account each time: they come after it, since they
+    need less. Its probes stood for five seconds before every window."""
+    node, sets = Node(monkeypatch, 0.25, 4, 15.0), itertools.cycle(all_sets(uids))
+    stood, primed, inner = list[float](), list[Any](), node.clocked._link
+    on = dict[str, float]()
+
+    def link(backend: Any, program: int, path: str, *words: Any) -> list[int]:
+        on[path] = node.clocked.now
+        return inner(backend, program, path, *words)
+
+    monkeypatch.setattr("argus.capture.probes.link", link)
+    for turn in range(30):
+        node.clocked.slow |= {each.library.open_path: 60.0 for each in primed}
+        new = [
+            each for part in range(3) for each in node.add([f"{turn} {part} {n}" for n in range(2)], next(sets), 0.002)
+        ]
+        on.clear()
+        begun = node.clocked.now
+        CHANGES["window"](node.probes)
+        assert node.clocked.now - begun <= LONGEST_S + 0.001
+        stood.append(node.clocked.now - min(on.get(f"h{number}", node.clocked.now) for number in range(4)))
+        end(node.probes._window)
+        for each in node.probes.attachments:
+            each.answered()
+        node.clocked.now += 15.0
+        node.probes.attachments = [each for each in node.probes.attachments if each not in primed]
+        primed = new
+    assert sum(stood[5:]) / 25 <= 1.0
+
+
+@pytest.mark.parametrize("users", [19, 20])
+def test_who_needs_a_little_more_than_the_others_has_as_many_turns(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all together need a little more than a change has: one lost half of its windows, the others 7 %."""
+    node = Node(monkeypatch, 0.26, 8, 20.0)
+    for user in range(users):
+        node.add([f"x{user}"], [(6000 + user, "")], 0.24 + 0.01 * (users == 19))
+    node.had(10)
+    assert node.had(80) >= 64
+
+
+def test_the_end_of_a_window_is_known_before_its_probes_go(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Threads that close them are begun first, which took up to a second: calls of that time counted as inside."""
+    goes_on, inner = threading.Event(), windows.Closing
+
+    def closing(files: Any) -> Any:
+        assert goes_on.wait(10)
+        return inner(files)
+
+    probes = with_windows(["0", "1"])
+    window = probes.open_window(["launches"], 0.0)
+    window._thread.join(10)
+    monkeypatch.setattr(windows, "Closing", lambda files: closing(files) if files else inner(()))
+    assert window.closing.wait(10)
+    later = probes.open_window(["launches"], 0.0)
+    try:
+        deadline = time.monotonic() + 10
+        while not later.end_ns and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert later.end_ns
+        assert not later.over
+        assert probes.window_goes, "no other begins"
+    finally:
+        goes_on.set()
+    end(later)
+    assert not probes.window_goes
