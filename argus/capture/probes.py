@@ -533,6 +533,7 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         chosen = [subject for subject in subjects if subject not in self.refused]
         if not chosen:
             return 0
+        self._let_window_go(chosen)
         self.probed.update(chosen)
         refused = 0
         # cuBLAS calls cuBLASLt: where only the latter is probed yet, a product would look like a call of its own.
@@ -547,6 +548,19 @@ class Probes(TracedProcesses, Counts, PulseProbes):
             refused += failed
         self.write_prices()
         return refused
+
+    def _let_window_go(self, subjects: Iterable[Subject]) -> None:
+        """A window that sees one of these ends: its calls would be seen twice. Files whose probes are not gone in time
+        are left out until they are."""
+        window = self._window
+        if window is None or window.subjects.isdisjoint(subjects):
+            return
+        seconds, begun = self._patience.closing_s(), time.monotonic()
+        window.let_go(seconds)
+        there = window.there()
+        self._patience.spend_closing(time.monotonic() - begun, gone=not there)
+        for attachment, gone in there:
+            attachment.left_out_until(gone)
 
     def probes_of(self, subject: Subject) -> bool:
         """Whether any function of a subject is probed now."""

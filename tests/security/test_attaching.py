@@ -1154,7 +1154,7 @@ def probes_on(paths: Sequence[str], owner: Owner = HONEST) -> Any:
     probes.backend, probes.unanswered, probes._closing, probes.lacking = "multi", 0, [], []
     probes._pulse, probes._pulse_links, probes.pulse_turn, probes.closed = frozenset(), {}, 0, False
     probes._lock, probes._patience, probes._window_patience = threading.Lock(), Patience(), Patience(in_loop=False)
-    probes.write_prices = lambda new=None: None
+    probes._window, probes.write_prices = None, lambda new=None: None
     probes.attachments = [Attachment(SimpleNamespace(open_path=path, roles=()), None, owner=owner) for path in paths]  # type: ignore[arg-type]
     for attachment in probes.attachments:
         attachment.optional_points["launches"] = {"cuda_enter": [(16, 1)], "cuda_exit": [(16, 1)]}

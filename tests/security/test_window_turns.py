@@ -10,9 +10,22 @@ from typing import Any
 
 import pytest
 
+from argus.capture.kernel.links import LateError
 from argus.capture.probing import windows
-from argus.capture.probing.patience import LONGEST_S
-from tests.security.test_attaching import CHANGES, HONEST, Clocked, end, kernel, shared_by, with_windows, without_probes  # noqa: F401
+from argus.capture.probing.patience import LATE, LATE_OF_ACCOUNT, LONGEST_S, Patience
+from argus.system.aside import Aside
+from tests.security.test_attaching import (  # noqa: F401
+    CHANGES,
+    HONEST,
+    Clocked,
+    Hanging,
+    end,
+    kernel,
+    probes_on,
+    shared_by,
+    with_windows,
+    without_probes,
+)
 
 UIDS = [(5000 + number, "") for number in range(8)]
 GUEST = (900, "")
@@ -198,3 +211,81 @@ def test_the_end_of_a_window_is_known_before_its_probes_go(kernel: Any, monkeypa
         goes_on.set()
     end(later)
     assert not probes.window_goes
+
+
+def standing(hanging: Hanging, path: str) -> list[Any]:
+    """Where probes stand in a file."""
+    return [what for link, what in hanging.made.items() if hanging.of[link] == path and link not in hanging.closed]
+
+
+@pytest.mark.parametrize("when", ["open", "being opened", "over"])
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_subject_that_comes_back_is_not_probed_twice(when: str, hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a window saw it, or its probes went: each call was counted twice, uncounted."""
+    hanging = Hanging(monkeypatch)
+    probes = with_windows(["a", "b"])
+    for each in probes.attachments:
+        each.optional_points["launches"] = {"cuda_enter": [(16, 1)]}
+    opens, inner = threading.Event(), probes._put_in_window
+    if when == "being opened":
+        monkeypatch.setattr(probes, "_put_in_window", lambda *words: (opens.wait(10), inner(*words))[1])
+        monkeypatch.setattr(probes._patience, "closing_s", lambda **_: 0.1)
+    window = probes.open_window(["launches"], 30.0 if when == "open" else 0.0)
+    if when != "being opened":
+        while not (window.begin_ns if when == "open" else window.over):
+            time.sleep(0.001)
+    hanging.paths = {"a", "b"} if hangs else set()
+    probes.attach_optional("launches")
+    assert not {path: places for path in ("a", "b") if len(places := standing(hanging, path)) != len({*places})}
+    opens.set()
+    window._thread.join(10)
+    waits = (hangs and when == "open") or when == "being opened"
+    assert [each.answers for each in probes.attachments] == [not waits] * 2
+    hanging.go.set()
+    assert window.closing.wait(10)
+    assert all(each.late(0) for each in probes.attachments), "they are put on later"
+    assert window.end_ns
+    assert [bool(standing(hanging, path)) for path in ("a", "b")] == [not waits] * 2
+
+
+def test_threads_that_wait_for_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that hang came anew with processes that ended: each left a thread, for ever; once none could be started,
+    nobody had probes in a window."""
+    node = Node(monkeypatch, 0.05, 4, 10.0)
+    go, waiting = threading.Event(), list[Any]()
+
+    def in_time(make: Any, seconds: float) -> list[int]:
+        if not make.args[2].startswith("g"):
+            return list(make())
+        node.clocked.now += min(seconds, 0.1)
+        waiting.append(Aside(lambda: [go.wait(60)][1:], "late"))
+        raise LateError(waiting[-1])
+
+    monkeypatch.setattr("argus.capture.probing.windows.link_in_time", in_time)
+    lacking = list[int]()
+    try:
+        for turn in range(60):
+            new = node.add([f"g{turn} {number}" for number in range(3)], [UIDS[turn % 2]], 0.0)
+            assert node.window()
+            lacking.append(sum(each.unanswered for each in new))
+            node.probes.attachments = [each for each in node.probes.attachments if each not in new]
+        assert len(waiting) == 2 * LATE_OF_ACCOUNT
+        assert lacking == [3] * 60, "each is counted"
+    finally:
+        go.set()
+    for each in waiting:
+        each.result()
+    new = node.add(["g more"], [UIDS[0]], 0.0)
+    node.window()
+    assert len(waiting) == 2 * LATE_OF_ACCOUNT + 1, "they are tried again"
+
+
+def test_accounts_without_a_thread_that_waits_have_one_whoever_has_more() -> None:
+    patience = Patience(lambda: 1000.0)
+    files = [each for number in range(LATE) for each in probes_on([f"{number}"], (5000 + number, "")).attachments]
+    for each in files:
+        patience.note_late(each, lambda _: False)
+    honest = probes_on(["honest"]).attachments[0]
+    assert [patience.hangs(each) for each in (files[0], honest)] == [True, False]
+    patience.note_late(honest, lambda _: False)
+    assert patience.hangs(honest)

@@ -45,6 +45,8 @@ KEPT, KEPT_S, KEPT_OF = 1.25, 0.03, 0.5
 for all together, those first that need little."""
 FOR_NEW_S = 2.0
 """So much of a change is left for probes that come, however long the others take to go."""
+LATE_OF_ACCOUNT, LATE = 8, 64
+"""Threads that wait for probes which have not come in time: of an account's files, and in all, beyond one of each."""
 OF_GOING = 0.2
 """Share of the time for which the probes of an account's files are waited for once a window is over, beyond what
 everybody's are; of all accounts twice as much."""
@@ -117,6 +119,8 @@ class Patience:
         """What accounts may take of this change of which it is known what they need."""
         self._kept_of: dict[Users, float] = {}
         """Of each account: what is kept of this change for those that come after it."""
+        self._late: list[tuple[Users, Callable[[float], bool]]] = []
+        """Threads that wait for probes which did not come in time."""
         self._usual_s = 0.0
         """What a file takes that nobody maps but those who train, lately."""
 
@@ -286,6 +290,18 @@ class Patience:
     def _note(self, waited_s: float) -> None:
         self._left_s -= waited_s
         self._waited_at = self._now()
+
+    def note_late(self, attachment: Attachment, late: Callable[[float], bool]) -> None:
+        """Probes have not come in time. ``late``: whether a thread does not wait for them any more."""
+        self._late.append((self._account(attachment), late))
+
+    def hangs(self, attachment: Attachment) -> bool:
+        """Whether so many threads wait for an account's files that no more are begun, also of those that are gone."""
+        if not self._late:
+            return False
+        self._late = [(account, late) for account, late in self._late if not late(0)]
+        of_account = sum(account == self._account(attachment) for account, _ in self._late)
+        return of_account >= LATE_OF_ACCOUNT or (bool(of_account) and len(self._late) >= LATE)
 
     def wait_until_gone(self, accounts: AbstractSet[Users], waited_s: float) -> bool:
         """Probes of a window that is over are waited for, so long since this was called last. Returns whether one of

@@ -58,7 +58,7 @@ def put_in_time(attachment: Attachment, make: Callable[[], list[int]], patience:
     if not attachment.answers:
         raise NotPutError(TimeoutError(errno.ETIMEDOUT, "the file did not answer before"), attachment.count_left_out)
     seconds, begun = patience.seconds(attachment), time.monotonic()
-    if not seconds:
+    if not seconds or patience.hangs(attachment):
         raise NotPutError(TimeoutError(errno.ETIMEDOUT, "others have taken the time"), attachment.skip)
     came = False
     try:
@@ -69,6 +69,7 @@ def put_in_time(attachment: Attachment, make: Callable[[], list[int]], patience:
         if came:
             raise
         late = failure.wait if isinstance(failure, LateError) else lambda _: True
+        patience.note_late(attachment, late)
         raise NotPutError(failure, partial(attachment.note_late, late)) from failure
     finally:
         patience.spend(attachment, time.monotonic() - begun, came=came)
@@ -223,13 +224,29 @@ class Window:
         return self._gone
 
     def there(self) -> list[tuple[Attachment, Callable[[float], bool]]]:
-        """Once it has ended: files whose probes are not gone, and what returns whether they are."""
+        """Files whose probes are not gone, and what returns whether they are; all, if it has not ended."""
+        if not self.over:
+            return [(each, partial(self._closed, each)) for each, _ in self._files]
         closing, files = self.closing, enumerate(self._links)
-        return [(attachment, partial(closing.closed, n)) for n, (attachment, _) in files if not closing.closed(n)]
+        return [(each, partial(closing.closed, number)) for number, (each, _) in files if not closing.closed(number)]
+
+    def _closed(self, attachment: Attachment, _: float = 0.0) -> bool:
+        if not self.over:
+            return False
+        numbers = (number for number, (each, _) in enumerate(self._links) if each is attachment)
+        return all(map(self.closing.closed, numbers))
 
     def end(self) -> None:
         """Has it end now, or not begin."""
         self._over.set()
+
+    def let_go(self, seconds: float) -> None:
+        """Ends it, and waits for so long at most until its probes are gone."""
+        begun = time.monotonic()
+        self.end()
+        self._thread.join(seconds)
+        if self.over:
+            self.closing.wait(max(seconds - (time.monotonic() - begun), 0.0))
 
     def close(self) -> None:
         """Ends it now, if it has not ended, and waits until its probes are gone, or for a while."""

@@ -351,6 +351,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
     def _search_throughout(self, now: float) -> None:
         """Looks for the pulses that are not known yet in what is seen though there are no windows any more: the steps
         of these jobs cannot be inferred from all calls again."""
+        self._pace.rest()
         begin_ns = time.monotonic_ns()
         for job, state in self._jobs.values():
             waits = state.pulse is not None or state.searched is not None or job.over_since or now < state.search_at
@@ -410,9 +411,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
             step_s = max((state.pulse.step_ns for _, state in self._jobs.values() if state.pulse), default=0) / 1e9
             length = min(max(PULSE_STEPS * step_s, 0.1), LONGEST_WINDOW_S)
             period = max(length * share / (OF_BUDGET * self._budget), 2 * length)
-        only = alone if self._of_pulse else None
-        self._due = now + period
-        self._open([s for s in SUBJECTS if s in self.plan.windowed], length, only)
+        self._due = self._pace.begin(now, period)
+        self._open([s for s in SUBJECTS if s in self.plan.windowed], length, alone if self._of_pulse else None)
 
     def take_note(self, fed_ns: int = 0) -> None:
         """Takes note that a window has begun, or is over. To be called before calls are fed that may have been made in

@@ -29,6 +29,8 @@ RECENT = 64
 """A job's share of windows is that of about so many of the last ones."""
 LEAST_SHARE = 1 / RECENT
 Kind = Literal["windows", "samples"]
+_ON_TIME = 0.9
+"""As many windows as that are all."""
 LACKING = "its files lacked their probes in each of the last windows"
 
 
@@ -57,6 +59,36 @@ class WindowsHad:
         if new in (0.0, 1.0) or not old or not 2 / 3 < new / old < 1.5:
             shown[kind] = old = new
         return old
+
+
+class WindowsPace:
+    """How often windows are opened, against what a plan says: probes may be slow to come, or to go."""
+
+    def __init__(self) -> None:
+        self._opened_at = self._period_s = 0.0
+        self._planned_s = self._took_s = 0.0
+        self._shown = 1.0
+
+    def begin(self, now: float, period_s: float) -> float:
+        """One is opened, and the next one is to be after so long. Returns when that is."""
+        if self._opened_at:
+            self._planned_s = self._planned_s * (1 - 1 / RECENT) + self._period_s
+            self._took_s = self._took_s * (1 - 1 / RECENT) + max(now - self._opened_at, self._period_s)
+        self._opened_at, self._period_s = now, period_s
+        return now + period_s
+
+    def rest(self) -> None:
+        """There are none for a while."""
+        self._opened_at = 0.0
+
+    def shown(self) -> float:
+        """Of the windows that a plan says, how many there are, 0 to 1, to be reported: small changes are not worth a
+        row."""
+        new = self._planned_s / self._took_s if self._took_s else 1.0
+        new = 1.0 if new > _ON_TIME else new
+        if new == 1.0 or not 2 / 3 < new / self._shown < 1.5:
+            self._shown = new
+        return self._shown
 
 
 @dataclass
@@ -100,6 +132,7 @@ class WindowsSeen(Side):
 
     def __init__(self) -> None:
         self.had = WindowsHad()
+        self._pace = WindowsPace()
         self._in_windows: Tally[str] = Tally()
         self._gone: Tally[str] = Tally()
         """Calls that were seen while probes came or went, and are in no window."""
@@ -159,9 +192,10 @@ class WindowsSeen(Side):
             return None
         if self._shown.windowed != self.plan.windowed or not 2 / 3 < self.plan.duty / self._shown.duty < 1.5:
             self._shown = self.plan
-        shown = self._shown
+        shown, pace = self._shown, self._pace.shown()
         text = f"what it costs is above --max-overhead: seen in windows of about {seconds(shown.length_s)}"
-        return _seen_in(shown.duty, shown.period_s, text, of_windows)
+        text += f", {pace:.0%} as often as planned, since probes are slow to come and go" if pace < 1 else ""
+        return _seen_in(shown.duty * pace, shown.period_s / pace, text, of_windows)
 
     def until_ns(self, subject: Subject) -> int:
         """Until when a subject was seen throughout, if it is seen in windows now, CLOCK_MONOTONIC."""

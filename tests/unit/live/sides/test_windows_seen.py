@@ -428,6 +428,41 @@ def test_searches_go_on_however_slowly_probes_go(go_s: float, monkeypatch: pytes
     assert len(searched) >= at.windows - 1
 
 
+@pytest.mark.parametrize(("go_s", "share", "period_s"), [(0.06, 0.25, 2.0), (1.0, 0.25, 2.0), (5.5, 0.083, 6.0)])
+def test_windows_that_come_less_often_than_planned_are_reported_so(
+    go_s: float, share: float, period_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where probes were slow to go, a quarter of the time was said to be seen, and was a twelfth."""
+    node = Node(monkeypatch, jobs=1)
+    node.side.plan = Plan((Rung.LAUNCHES,), duty=0.25, length_s=0.5, period_s=2.0)
+    at = SimpleNamespace(s=10.0, gone=0.0, window=None)
+
+    class Going(SimpleNamespace):
+        @property
+        def window_goes(self) -> bool:
+            return bool(at.s < at.gone)
+
+    def open_window(subjects: Any, *_: Any) -> Any:
+        at.gone, words = at.s + 0.5 + go_s, {"lacking": [], "hits": np.zeros(256, np.int64), "failure": None}
+        at.window = SimpleNamespace(begin_ns=int(at.s * S), end_ns=0, subjects=subjects, over=True, **words)
+        return at.window
+
+    kept = {name: value for name, value in vars(node.probes).items() if name != "window_goes"}
+    node.session.probes = Going(**{**kept, "open_window": open_window})
+    node.side._due = at.s
+    for _ in range(12_000):
+        at.s += 0.01
+        if at.window is not None and not at.window.end_ns and at.s >= at.gone - go_s:
+            at.window.end_ns = int(at.s * S)
+        node.side.poll(at.s)
+    (seen,) = node.side.observed([node.jobs[0].members[0]]).values()
+    launches = seen["launches"]
+    assert node.side.on_ns["launches"] / 120e9 == pytest.approx(share, rel=0.1)
+    assert launches.share == pytest.approx(share, rel=0.1)
+    assert launches.period_ns / 1e9 == pytest.approx(period_s, rel=0.1)
+    assert ("as often as planned" in launches.reason) is (share < 0.25)
+
+
 @pytest.mark.parametrize("sees", [True, False])
 def test_a_pulse_that_costs_too_much_is_counted_in_windows_that_see_it(
     sees: bool, monkeypatch: pytest.MonkeyPatch
