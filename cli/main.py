@@ -57,6 +57,11 @@ VERBS = {
 MODULES = {"import": "import_trace"}
 """Where a verb's module cannot have its name."""
 
+OF_STORES = (
+    "demo", "simulate", "diagnose", "report", "compare", "baseline", "explain", "stacks", "export", "flag", "jobs",
+    "sql", "store", "completion",
+)  # fmt: skip
+"""Verbs that need no right of root but to files."""
 FOR_OTHERS = ("arm", "man")
 """Verbs that write what other users are to read."""
 
@@ -86,6 +91,8 @@ class _Verbs(SuggestingGroup):
         resolved = super().resolve_command(ctx, args)
         if resolved[0] not in FOR_OTHERS:
             files.keep_private()
+        if resolved[0] in OF_STORES:
+            privileges.keep_for_rows()
         return resolved
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

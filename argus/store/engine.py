@@ -35,7 +35,7 @@ from urllib.parse import parse_qsl, urlsplit
 from argus.model.units import binary_size
 from argus.store import limits
 from argus.store.failures import BOUND_REACHED
-from argus.system import files, memory
+from argus.system import files, memory, privileges
 from argus.system.limits import unbounded
 
 LINGER_S = 2.0
@@ -467,6 +467,8 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     unbounded()  # it has a bound of its own
+    with contextlib.suppress(OSError):  # queries read what this user may, and no more: the store is its own
+        privileges.keep(())
     stop = threading.Event()
     # Ctrl-C belongs to the terminal's command. At SIGTERM (a service that stops) the tracer still has rows to store.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -141,3 +141,30 @@ def test_check_lists_what_each_verb_needs_and_what_is_lacking() -> None:
     lacks = next(each for each in json.loads(done.stdout)["features"] if each["name"] == "capabilities")
     assert not lacks["on"]
     assert all(f"CAP_{name}" in lacks["detail"] for name in privileges.NEEDED)
+
+
+@pytest.mark.kernel
+def test_an_engine_has_no_rights_of_root(tmp_path: Path) -> None:
+    """Whatever a query reads or does is up to who may query."""
+    store_url = new_store(tmp_path)
+    subprocess.run([*ARGUS, "store", "init", "--store", store_url], check=True, capture_output=True)
+    query = (
+        "SELECT extract(line, '[0-9a-f]{16}') FROM file('/proc/self/status', LineAsString) WHERE line LIKE 'CapEff%'"
+    )
+    words = [*ARGUS, "sql", "--store", store_url, "--format", "tsv", query]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.strip().splitlines()[-1], 16) == 0
+
+
+@pytest.mark.kernel
+def test_a_verb_of_a_store_gives_up_what_it_does_not_need(tmp_path: Path) -> None:
+    new_store(tmp_path)
+    script = (
+        "import sys, argus.system.privileges as p\nkeep = p.keep\n"
+        "def told(names): keep(names); print(open('/proc/self/status').read(), file=sys.stderr)\n"
+        "p.keep = told\nfrom argus.cli.main import main\nsys.argv = ['argus', 'explain', 'straggler']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    found = [int(line.split()[1], 16) for line in done.stderr.splitlines() if line.startswith(("CapEff", "CapBnd"))]
+    assert found == [bits({"DAC_OVERRIDE"})] * 2
