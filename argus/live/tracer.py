@@ -221,7 +221,7 @@ class Tracer:
 
     def not_started(self) -> list[str]:
         """What of the probes did not start, in lines for people; the stack side has its own in ``stacks``."""
-        return self._rows.describe_not_started(IDLE_LOOK_INTERVAL_S)  # the longest of them
+        return self._rows.describe_not_started(IDLE_LOOK_INTERVAL_S)  # the longest of them, up to 256 ranks
 
     # ---- begin
 
@@ -450,7 +450,7 @@ class Tracer:
     @property
     def _look_interval_s(self) -> float:
         """A look costs 0.1 ms for each process."""
-        return max(LOOK_INTERVAL_S if self.session.calls_come else IDLE_LOOK_INTERVAL_S, self._work_interval_s / 4)
+        return max(LOOK_INTERVAL_S if self.session.calls_come else IDLE_LOOK_INTERVAL_S, self._work_interval_s / 2)
 
     @property
     def _work_interval_s(self) -> float:

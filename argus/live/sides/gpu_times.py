@@ -47,7 +47,9 @@ STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
 SETTLE_S = 2.0
 """How long "not armed" may be only the first answer."""
-UNARMED_S = 0.5
+OWNERS_S = 0.25
+"""How often it is looked whose processes have records: of 500 that takes a millisecond."""
+UNARMED_S = 2.0
 """How often a process without the helper is checked: whether it has ended."""
 OF_LOOP, SAVED_S = 0.5, 0.25
 """Share of the loop's time for GPU records of several owners, and what an owner that made few has saved: half a million
@@ -118,6 +120,8 @@ class GpuSide(Side):
         self._stopping = False
         self._injector = Injector(session.note)
         self._turns = Turns(OF_LOOP, SAVED_S)
+        self._owners: set[Owner] = set()
+        self._owners_due = 0.0
         self._polled = 0.0
 
     # ---- who
@@ -273,7 +277,10 @@ class GpuSide(Side):
     def poll(self, now: float, slack_s: float = 0.0) -> None:
         """Fetches what was recorded, by owners whose turn it is."""
         self._polled = now
-        self._turns.fill({process.owner for process in self._processes if process.timed}, now)
+        if now >= self._owners_due:
+            self._owners_due = now + OWNERS_S
+            self._owners = {process.owner for process in self._processes if process.timed}
+        self._turns.fill(self._owners, now)
         for process in self._processes:
             if not process.over and now >= process.due:
                 with self._guard(process), self._turns.spending(process.owner):

@@ -554,11 +554,13 @@ def _align(a: _Calls, b: _Calls, prefix: Prefix) -> Generator[None, None, _Fit]:
         both = seen_a[in_a] & seen_b[in_b]
         if synced:
             both &= (lane_a[2, in_a] >= 0) & (lane_b[2, in_b] >= 0)
-        if both.sum() < MIN_CALLS:
+        number = np.count_nonzero(both)
+        if number < MIN_CALLS:
             continue
-        code_a, ts_a, end_a, blocked_a = lane_a[:, in_a][:, both]
-        code_b, ts_b, end_b, blocked_b = lane_b[:, in_b][:, both]
-        if np.mean(code_a == code_b) < 0.98:
+        chosen = both if number < len(both) else slice(None)  # mostly no call is missing: nothing is copied
+        code_a, ts_a, end_a, blocked_a = lane_a[:, in_a][:, chosen]
+        code_b, ts_b, end_b, blocked_b = lane_b[:, in_b][:, chosen]
+        if np.count_nonzero(code_a == code_b) < 0.98 * number:
             continue
         if synced:
             # Which calls a synchronise follows: it distinguishes equal buckets of one step, whose ends are the same.
@@ -578,7 +580,7 @@ def _align(a: _Calls, b: _Calls, prefix: Prefix) -> Generator[None, None, _Fit]:
                 fits.append((odd, float(np.mean(np.abs(end_a - end_b))), offset))
         else:
             least_uneven = 0.0
-            fits.append((0.0, float(np.mean(np.abs(ts_a - ts_b))), offset))
+            fits.append((0.0, float(np.abs(ts_a - ts_b).sum() / number), offset))
     possible = sorted((cost, offset) for odd, cost, offset in fits if odd <= 2 * least_uneven)
     if not possible:
         return _Fit(0, np.inf, "no offset fits both call sequences")
