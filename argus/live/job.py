@@ -148,11 +148,17 @@ class Alignments:
         at: When, ``time.monotonic()``.
         rests: No other begins before this: they take time.
         calls: How many calls it went by, if all communicators are known, and it found nothing new; else 0.
+        in_vain: How often it was so in a row that some are not known, and nothing new was found.
+        rests_in_vain: As ``rests``, while nothing is new: there are as many handles, and not twice as many calls.
+        went_by: How many handles and calls there were.
     """
 
     at: float = 0.0
     rests: float = 0.0
     calls: int = 0
+    in_vain: int = 0
+    rests_in_vain: float = 0.0
+    went_by: tuple[int, int] = 0, 0
 
 
 @dataclass(eq=False)

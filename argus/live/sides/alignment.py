@@ -23,6 +23,8 @@ INTERVAL_S = 1.0
 once twice as many calls are there: it takes as many again to show better."""
 JOB_SHARE = 0.02
 """Of the time, for that, at most: a job of hundreds of ranks here takes up to a second each time."""
+MOST_IN_VAIN = 4
+"""So often that time is doubled, each time that nothing has changed though something is unknown."""
 SETTLED_INTERVAL_S = 60.0
 """The same once all is known; a communicator not seen before brings it forward."""
 SETTLED_CALLS = 256
@@ -108,9 +110,14 @@ class Aligner:
             self._spend(job, alignment, begun_s, self._turns)
             now = time.monotonic()
             alike = np.array_equal(before[0], job.communicators) and before[1] == job.mesh
-            calls = _calls_of(job) if alike and _known_of_all(job) else 0
+            known = _known_of_all(job)
+            number, rests_s = _calls_of(job), alignment.took_s / JOB_SHARE
+            calls = number if alike and known else 0
+            in_vain = min(job.alignments.in_vain + 1, MOST_IN_VAIN) if alike and not known else 0
             job.alignment = None
-            job.alignments = Alignments(now, now + alignment.took_s / JOB_SHARE, calls)
+            job.alignments = Alignments(now, now + rests_s, calls)
+            job.alignments.in_vain, job.alignments.rests_in_vain = in_vain, now + rests_s * 2**in_vain
+            job.alignments.went_by = len(job.handles), number
             every_s = SETTLED_INTERVAL_S if calls or _settled(job) else INTERVAL_S
             job.groups_due = min(job.groups_due, now + every_s)  # sooner, if it was asked for meanwhile
 
@@ -203,7 +210,10 @@ def _known(job: Job) -> list[RankCalls]:
 
 
 def _is_due(job: Job, now: float) -> bool:
-    if now < job.alignments.rests:
+    last, (handles, number) = job.alignments, job.alignments.went_by
+    if now < last.rests:
+        return False
+    if now < last.rests_in_vain and len(job.handles) == handles and _calls_of(job) < 2 * number:
         return False
     if now >= job.groups_due:
         return True

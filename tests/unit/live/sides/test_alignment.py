@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from argus.live.cost import turns
-from argus.live.job import Alignments, Job, Member
+from argus.live.job import Alignment, Alignments, Job, Member
 from argus.live.sides import alignment
-from argus.live.sides.alignment import INTERVAL_S, JOB_SHARE, LAST_S, OF_LOOP, TURN_S, Aligner
+from argus.live.sides.alignment import INTERVAL_S, JOB_SHARE, LAST_S, OF_LOOP, TURN_S, Aligner, _is_due
 from argus.model.calls import BY_SYMBOL
 from argus.model.records import COLLECTIVE, CONTROL
 from argus.semantics.groups.communicators import COMMUNICATOR
@@ -140,7 +140,7 @@ def lined_up(at: Time, calls_at: Callable[[float], int], error: str = "", turns:
             times.append(at.now_s - begun_s)
             with loop.aligner.using(job):
                 job.communicators = found.copy()
-            job.alignments.rests = 0.0
+            job.alignments.rests = job.alignments.rests_in_vain = 0.0
         loop.aligner.begin_turn(at.now_s)
     return times
 
@@ -161,6 +161,30 @@ def test_nor_does_training_wait_that_begins_late(at: Time) -> None:
 def test_what_is_not_known_is_looked_for_each_second(at: Time) -> None:
     times = lined_up(at, lambda _: 3, "several communicators have equal call sequences", 1000)
     assert [round(after - before) for before, after in itertools.pairwise(times)] == [1] * 9
+
+
+def test_what_takes_long_and_stays_unknown_is_looked_for_ever_more_seldom(at: Time) -> None:
+    """Ranks that cannot be lined up took a fiftieth of a core for good. New calls or handles bring it forward."""
+    job = Job("job", 1)
+    loop = Loop(at, job)
+    job.handles, job.recent[0] = {(0, 7)}, np.zeros(100, COLLECTIVE)
+
+    def rests_s() -> float:
+        job.alignment = Alignment(took_s=0.3)
+        with loop.aligner.using(job):
+            pass
+        return next(seconds for seconds in itertools.count() if is_due_in(seconds))
+
+    def is_due_in(seconds: float) -> bool:
+        job.groups_due = 0.0
+        return _is_due(job, at.now_s + seconds)
+
+    assert [rests_s() for _ in range(6)] == [30, 60, 120, 240, 240, 240]
+    job.recent[0] = np.zeros(200, COLLECTIVE)
+    assert [is_due_in(14), is_due_in(16)] == [False, True]
+    assert rests_s() == 240
+    job.handles |= {(0, 8)}
+    assert [is_due_in(14), is_due_in(16)] == [False, True]
 
 
 def test_a_new_communicator_is_looked_for_soon(at: Time) -> None:
@@ -324,7 +348,7 @@ def test_jobs_that_all_begin_anew_do_not_hold_the_loop(at: Time) -> None:
     loop = Loop(at, *jobs)
     loop.turn()
     for job in jobs:
-        job.groups_due = job.alignments.rests = float("inf")
+        job.groups_due = job.alignments.rests = job.alignments.rests_in_vain = float("inf")
         loop.aligner.begin_anew(job)
     before = {run: len(found) for run, found in loop.found_at.items()}
     loop.longest_s = 0.0
