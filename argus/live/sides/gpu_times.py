@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -120,8 +120,7 @@ class GpuSide(Side):
         self._stopping = False
         self._injector = Injector(session.note)
         self._turns = Turns(OF_LOOP, SAVED_S)
-        self._owners: set[Owner] = set()
-        self._owners_due = 0.0
+        self._owners, self._owners_due = set[Owner](), 0.0
         self._polled = 0.0
 
     # ---- who
@@ -278,8 +277,7 @@ class GpuSide(Side):
         """Fetches what was recorded, by owners whose turn it is."""
         self._polled = now
         if now >= self._owners_due:
-            self._owners_due = now + OWNERS_S
-            self._owners = {process.owner for process in self._processes if process.timed}
+            self._owners, self._owners_due = {each.owner for each in self._processes if each.timed}, now + OWNERS_S
         self._turns.fill(self._owners, now)
         for process in self._processes:
             if not process.over and now >= process.due:
@@ -518,15 +516,13 @@ class GpuSide(Side):
             return {}
         counters = dict.fromkeys(COUNTERS, (0, False)) | self._counted
         late, dropped, guessed, unknown = self._late, self._dropped, self._guessed, self._products_unknown
-        for process in self._processes:
-            if process.over:
-                continue
+        for process in (each for each in self._processes if not each.over):
             late += process.usage.late
             dropped += process.steps.dropped
             guessed += process.steps.phases.guessed
             unknown += process.flops.products.unknown
-            if process.program is not None:
-                counters = _sum(counters, process.program)
+        for program in _counting(self._processes):
+            counters = _sum(counters, program)
         counters |= {"gpu_ops_late": (late, False), "gpu_ops_without_step": (dropped, False)}
         counters |= {"gpu_collectives_guessed": (guessed, False), "math_calls_unknown": (unknown, False)}
         totals = self._session.losses.totals
@@ -544,11 +540,10 @@ class GpuSide(Side):
             self.counters()
         own = Tally(dict.fromkeys(self._loss_names, 0))
         own.update(self._lost.of(job))
-        for process in self._processes:
-            if process.over or process.program is None:
-                continue
-            if process.job is job or (process.job is None and self._lost.may_be(job, process.owner)):
-                own.update({n: value for n, (value, loss) in process.program.collector.counters().items() if loss})
+        may_be = self._lost.may_be
+        its = (each for each in self._processes if each.job is job or (each.job is None and may_be(job, each.owner)))
+        for program in _counting(its):
+            own.update({name: value for name, (value, loss) in program.collector.counters().items() if loss})
         return {**own, "gpu_times_failed": failures(each for each in self._processes if each.job is job)}
 
     def top_kernels(self, count: int) -> list[tuple[str, int, int]]:
@@ -588,6 +583,18 @@ class GpuSide(Side):
         """
         states = [(process, *self._state(process)) for process in self._processes if process.member is not None]
         return describe(states, self.counters() if done and states else None, matched=self._api)
+
+
+def _counting(processes: Iterable[GpuProcess]) -> Iterator[CuptiProgram]:
+    """What counts for these; of those that have had no helper one: it counts nothing, but has the counters' names."""
+    had_none = False
+    for process in processes:
+        if process.over or process.program is None:
+            continue
+        has_none = not process.program.collector.armed
+        if not (has_none and had_none):
+            yield process.program
+        had_none = had_none or has_none
 
 
 def _whom(process: GpuProcess) -> Whom:
