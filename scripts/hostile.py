@@ -1,9 +1,10 @@
 """Two honest jobs, traced alone, then beside hostile processes of another user (tests/security/hostile_everything.py).
 
 The hostile ones have 20,000 mapped files, names that grow without bound, forged lists of threads, links and pipes that
-change places, a flood of calls, CUPTI memory that changes while it is read, and files that are cut short while they are
-read. Compared are the honest jobs' verdicts, what was counted of each step, and what was lost; then the memory of
-Argus's processes, and whether any file of root's has changed. The exit status is 1 if something differs.
+change places, a flood of calls, CUPTI memory that changes while it is read, files that are cut short while they are
+read, and repositories above the honest jobs. Compared are the honest jobs' verdicts, what was counted of each step,
+what they run with, and what was lost; then the memory of Argus's processes, and whether any file of root's has changed,
+or is in the store. The exit status is 1 if something differs, or if nothing was lost of the hostile ones.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from argus.capture.python.layouts import LAYOUTS  # noqa: E402
 ARGUS = [sys.executable, "-m", "argus.cli.main"]
 NOBODY = 65534
 AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-KINDS = ("files", "lists", "links", "flood", "names", "memory", "truncation")
+KINDS = ("files", "lists", "links", "flood", "names", "memory", "truncation", "parents")
+SECRET = "7" * 40
+"""What is in a file of root's."""
 HONEST = {"slow": {"FAKEGPU_SLOW_RANK": "1", "FAKEGPU_SLOW_FACTOR": "2.0"}, "well": {}}
 """Two jobs: one rank of the first computes twice as long."""
 RANKS = 2
@@ -65,6 +68,7 @@ class Honest:
         found: Steps stored by steps that were done.
         losses: Loss counters above 0.
         seen: Signals that were not observed throughout, and the share.
+        facts: Commits of their programs, and what of their environment could not be read.
     """
 
     verdict: str
@@ -72,6 +76,7 @@ class Honest:
     found: float
     losses: dict[str, int]
     seen: dict[str, float]
+    facts: list[dict[str, str]]
 
 
 @dataclass
@@ -82,6 +87,8 @@ class Run:
     peaks: Peaks
     lines: list[str] = field(default_factory=list)
     hostile_losses: dict[str, int] = field(default_factory=dict)
+    leaked: int = 0
+    """Rows with what is in a file of root's."""
 
 
 def main() -> int:
@@ -126,15 +133,21 @@ def main() -> int:
 def trace(folder: Path, seconds: float, kinds: Sequence[str], treasure: Path) -> Run:
     """One trace of the honest jobs, and of these hostile processes."""
     folder.mkdir()
+    shared, works = folder / "shared", folder / "shared" / "job"
+    works.mkdir(parents=True)
+    shared.chmod(0o1777)
     store = f"chdb://{folder}/store"
     with contextlib.ExitStack() as stack:
         jobs = {}
         for name, env in HONEST.items():
             log = str(folder / f"{name}-{{rank}}")
             arguments = [*STEP_ARGS, "--log", log]
-            jobs[name] = stack.enter_context(
-                Job(ranks=RANKS, args=arguments, env={**env, "JOB_NAME": name}, cupti=True)
-            )
+            os.chdir(works)
+            try:
+                job = Job(ranks=RANKS, args=arguments, env={**env, "JOB_NAME": name}, cupti=True)
+                jobs[name] = stack.enter_context(job)
+            finally:
+                os.chdir(ROOT)
         hostile = stack.enter_context(_hostile(folder, kinds, treasure))
         pids = [pid for job in jobs.values() for pid in job.pids] + [process.pid for process in hostile]
         time.sleep(2.0)
@@ -148,9 +161,9 @@ def trace(folder: Path, seconds: float, kinds: Sequence[str], treasure: Path) ->
         if tracing.wait(60) != 0:
             raise SystemExit("hostile: the trace failed:\n" + "".join(lines[-20:]))
         steps = {name: _steps(folder, name) for name in HONEST}
-    return Run(
-        {name: _of_honest(store, name, steps[name]) for name in HONEST}, peaks, lines, _losses(store, tuple(HONEST))
-    )
+    honest = {name: _of_honest(store, name, steps[name]) for name in HONEST}
+    secret = _rows(store, f"SELECT count() AS n FROM environments WHERE toString(facts) LIKE '%{SECRET}%'")
+    return Run(honest, peaks, lines, _losses(store, tuple(HONEST)), int(secret[0]["n"]))
 
 
 def _watch(tracing: subprocess.Popen[str], store: Path) -> tuple[list[str], Peaks]:
@@ -185,6 +198,7 @@ def _hostile(folder: Path, kinds: Sequence[str], treasure: Path) -> Iterator[lis
     offsets = (layout.interp_head, layout.threads_head, layout.thread_next, layout.thread_frame)
     environment = {
         "PATH": os.environ["PATH"], "TREASURE": str(treasure), "OFFSETS": ",".join(map(str, offsets)), "RANK": "0",
+        "SHARED": str(folder / "shared"),
         "WORLD_SIZE": str(RANKS), "JOB_NAME": next(iter(HONEST)), "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
     started: list[subprocess.Popen[str]] = []
@@ -261,6 +275,8 @@ def _of_honest(store: str, job: str, steps: list[list[int]]) -> Honest:
     return Honest(
         verdict, launches, found / max(expected, 1), _losses(store, (job,), leave_out=False),
         {str(row["signal"]): round(float(row["least"]), 2) for row in seen},
+        _rows(store, "SELECT DISTINCT facts['git.commit'] AS commit, facts['unreadable'] AS unreadable "
+                     f"FROM environments FINAL WHERE job = '{job}' ORDER BY ALL"),
     )  # fmt: skip
 
 
@@ -285,10 +301,16 @@ def compare(alone: Run, beside: Run) -> list[str]:
             wrong.append(f"{name}: {after.launches} launches a step, alone {before.launches}")
         if after.found < before.found - ALLOWED_SHARE:
             wrong.append(f"{name}: {after.found:.1%} of the steps, alone {before.found:.1%}")
+        if after.facts != before.facts:
+            wrong.append(f"{name}: {after.facts} of what it runs with, alone {before.facts}")
         if new := after.losses.keys() - before.losses.keys() - OF_ALL:
             wrong.append(f"{name}: lost, and not alone: {', '.join(f'{n} {after.losses[n]}' for n in sorted(new))}")
         if less := {s: share for s, share in after.seen.items() if share < before.seen.get(s, 1) - ALLOWED_SHARE}:
             wrong.append(f"{name}: observed for a part of the time, and not alone: {less}")
+    if not beside.hostile_losses:
+        wrong.append("nothing was lost of the hostile processes: what they do has no effect")
+    if beside.leaked:
+        wrong.append(f"{beside.leaked} rows with what is in a file of root's")
     if beside.peaks.own > MOST_BYTES:
         wrong.append(f"Argus took {beside.peaks}")
     printed = "".join(beside.lines)
@@ -313,7 +335,7 @@ def _treasure(folder: Path) -> Path:
     place = folder / "roots"
     place.mkdir(mode=0o700)
     treasure = place / "treasure"
-    treasure.write_bytes(b"root's own\n" * 1000)
+    treasure.write_text(SECRET)
     treasure.chmod(0o600)
     return treasure
 

@@ -7,6 +7,7 @@ fake CUDA. All are run beside honest jobs by ``scripts/hostile``.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import random
@@ -157,10 +158,9 @@ def memory() -> None:
                 begin, end = (int(part, 16) for part in line.split()[0].split("-"))
                 where = begin, end
         time.sleep(0.1)
-    _ready()
     if where is None:
-        while True:
-            time.sleep(1)
+        raise SystemExit("the helper shares no memory")
+    _ready()
     begin, end = where
     random.seed(7)
     while True:
@@ -171,6 +171,35 @@ def memory() -> None:
                     (0, 1, 2, 3, 5, 0xFFFFFFFF, random.getrandbits(32))
                 )
         time.sleep(0.001)
+
+
+def parents() -> None:
+    """Repositories above honest jobs, in a folder that everybody may write to: another's commit, links that lead to
+    root's files, to themselves and to a pipe, and a name with a NUL."""
+    held = _cuda()
+    git, treasure = Path(os.environ["SHARED"]) / ".git", os.environ["TREASURE"]
+    (FOLDER / ".git").mkdir()
+    (FOLDER / ".git/HEAD").symlink_to(treasure)  # its own repository, of a file that it may not read
+    _ready()
+    for turn in itertools.cycle(range(5)):
+        shutil.rmtree(git, ignore_errors=True)
+        git.unlink(missing_ok=True)
+        if turn == 0:
+            git.mkdir()
+            (git / "HEAD").write_text("1" * 40)
+        elif turn == 1:
+            git.mkdir()
+            (git / "HEAD").symlink_to(treasure)
+        elif turn == 2:
+            (FOLDER / "HEAD").write_text("ref: refs/heads/x")
+            (FOLDER / "commondir").write_bytes(b"a\0b")
+            git.write_text(f"gitdir: {FOLDER}\n")
+        elif turn == 3:
+            git.symlink_to(git)
+        else:
+            os.mkfifo(git)
+        time.sleep(0.05)
+    del held
 
 
 def truncation() -> None:
@@ -193,7 +222,7 @@ def truncation() -> None:
 
 
 KINDS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (files, lists, links, flood, names, memory, truncation)
+    each.__name__: each for each in (files, lists, links, flood, names, memory, truncation, parents)
 }
 
 

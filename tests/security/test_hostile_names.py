@@ -49,6 +49,7 @@ OTHER = f"other{EVIL}"
 NAMES = (
     "job", "host", "hosts", "kernel", "name", "thread", "exe", "command", "libraries", "functions", "files",
     "leaf_function", "leaf_file", "python_function", "python_file", "why", "text", "hint", "device", "shape",
+    "error", "reason", "path", "container", "machine", "launcher", "description",
 )  # fmt: skip
 """Columns that hold what others chose."""
 _EVIL = """
@@ -117,6 +118,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "python_function": "f", "python_file": "x.py", "python_line": 3, "python": "complete", "native": "none",
             }  # fmt: skip
             run, begin = opened_run(opened)
+            for number, (job, its_run) in enumerate((("job", run), ("other", run - 1))):
+                writer.append("environments", {
+                    "job": job, "run": its_run, "rank": 0, "host": "node0", "pid": 7, "ts": np.array([begin], np.int64),
+                    "facts": [{f"env.NCCL_X{EVIL}": f"{number}{EVIL}", "python.version": f"3{EVIL}", "command": EVIL}],
+                    "digest": np.array([number], np.uint64), "version": 1,
+                })  # fmt: skip
             writer.append("stacks", {"job": "job", "run": run, **stack})
             for rank in range(4):
                 writer.append("stack_samples", {
