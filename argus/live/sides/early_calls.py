@@ -30,8 +30,9 @@ class EarlyCalls:
 
     def keep(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
         """Takes calls of a rank, if there is room: LAUNCH or COLLECTIVE rows, shape (n,)."""
-        if sum(number for _, number in self._number_of.values()) >= EARLY_CALLS and not self._make_room(job):
+        if self._room() <= 0 and not self._make_room(job):
             return
+        events = events[: max(self._room(), 0)]
         owner, number = self._number_of.get(id(job), (job.owner, 0))
         self._number_of[id(job)] = owner, number + len(events)
         self._kept.setdefault(id(job), {}).setdefault(rank, []).append(seen_calls(events))
@@ -39,6 +40,9 @@ class EarlyCalls:
     def take(self, job: Job) -> dict[int, list[NDArray[np.void]]]:
         """Those of a job, by rank, which are not kept any more: ``SEEN`` rows."""
         return self._forget(id(job))
+
+    def _room(self) -> int:
+        return EARLY_CALLS - sum(number for _, number in self._number_of.values())
 
     def _make_room(self, job: Job) -> bool:
         """Forgets the calls of a job, if one has so many more. Returns whether there is room."""

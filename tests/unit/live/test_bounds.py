@@ -193,10 +193,12 @@ def test_early_calls_are_bounded() -> None:
         for rank in range(4):
             side.feed(job, rank, events)
     kept = sum(len(part) for of_job in side._early._kept.values() for parts in of_job.values() for part in parts)
-    assert EARLY_CALLS <= kept < EARLY_CALLS + 1000
+    assert kept == EARLY_CALLS
     for job in jobs:
         side.forget(job)
     assert not side._early._kept
+    side.feed(jobs[0], 0, np.zeros(4 * EARLY_CALLS, records.COLLECTIVE))  # of one turn
+    assert sum(map(len, side._early.take(jobs[0])[0])) == EARLY_CALLS
 
 
 def test_early_calls_of_one_owner_leave_room_to_others() -> None:
