@@ -149,8 +149,8 @@ class Alignments:
         rests: No other begins before this: they take time.
         calls: How many calls it went by, if all communicators are known, and it found nothing new; else 0.
         in_vain: How often it was so in a row that some are not known, and nothing new was found.
-        rests_in_vain: As ``rests``, while nothing is new: there are as many handles, and not twice as many calls.
-        went_by: How many handles and calls there were.
+        rests_in_vain: As ``rests``, while nothing is new: no other handles, and not twice as many calls.
+        went_by: The handles, and how many collectives had been called.
     """
 
     at: float = 0.0
@@ -158,7 +158,7 @@ class Alignments:
     calls: int = 0
     in_vain: int = 0
     rests_in_vain: float = 0.0
-    went_by: tuple[int, int] = 0, 0
+    went_by: tuple[frozenset[tuple[int, int]], int] = frozenset(), 0
 
 
 @dataclass(eq=False)

@@ -467,8 +467,9 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     unbounded()  # it has a bound of its own
-    with contextlib.suppress(OSError):  # queries read what this user may, and no more: the store is its own
-        privileges.keep(())
+    with contextlib.suppress(OSError):
+        # The store is this user's own; the folders above it, or above what is imported yet, may be somebody else's.
+        privileges.keep(("DAC_READ_SEARCH",))
     stop = threading.Event()
     # Ctrl-C belongs to the terminal's command. At SIGTERM (a service that stops) the tracer still has rows to store.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,6 +18,7 @@ from argus.system.syscalls import bpf
 BITS = {
     "DAC_OVERRIDE": 1,
     "DAC_READ_SEARCH": 2,
+    "FOWNER": 3,
     "SYS_PTRACE": 19,
     "SYS_NICE": 23,
     "NET_ADMIN": 12,
@@ -106,7 +107,7 @@ def keep_for_rows() -> None:
     work with a store alone. What fails changes nothing."""
     if own_process:
         with contextlib.suppress(OSError):
-            keep(("DAC_OVERRIDE",))
+            keep(("DAC_OVERRIDE", "FOWNER"))
 
 
 def of_verbs() -> dict[str, list[str]]:

@@ -135,40 +135,45 @@ class Rights:
 
     Argus may read every file of a node. What lies at a path that a process chose is read for it only if it could do so
     itself: otherwise a link would have Argus store what is in another user's file. Lists of access (ACLs) are not
-    looked at: who is allowed more by one is refused here.
+    looked at: who is allowed more by one is refused here, and a file that has one.
 
     Attributes:
         users: Each must be allowed to; root is.
         groups: Those that all of a process's users are in.
         owners: Who is believed: they may do to the process what they like anyway.
+        guests: Of these, who is no user of the process: asked as well where it is theirs to choose what is read.
     """
 
     users: frozenset[int]
     groups: frozenset[int]
     owners: frozenset[int]
+    guests: frozenset[int] = frozenset()
 
     def with_owner(self, user: int) -> Rights:
-        """The same where a user's folder is what the process runs: he is believed, and must be allowed to as well."""
+        """The same where a user's folder is what the process runs: he is believed."""
         if user in self.owners:
             return self
-        return replace(self, users=self.users | {user}, groups=frozenset(), owners=self.owners | {user})
+        return replace(self, owners=self.owners | {user}, guests=self.guests | {user})
 
-    def may_pass(self, status: os.stat_result) -> bool:
+    def may_pass(self, status: os.stat_result, *, ask_guests: bool = False) -> bool:
         """Whether a part of a path, not the last one, may be gone through: a folder or a link."""
-        return not stat.S_ISDIR(status.st_mode) or self._may(status, _SEARCH)
+        return not stat.S_ISDIR(status.st_mode) or self._may(status, _SEARCH, ask_guests)
 
     def may_read(self, status: os.stat_result) -> bool:
         """Whether a file, or the names in a folder, may be read."""
-        wanted = _READ | _SEARCH if stat.S_ISDIR(status.st_mode) else _READ
-        return self._may(status, wanted)
+        return self._may(status, _READ | _SEARCH if stat.S_ISDIR(status.st_mode) else _READ, ask_guests=True)
 
-    def _may(self, status: os.stat_result, wanted: int) -> bool:
-        return all(user == 0 or self._bits(user, status) & wanted == wanted for user in self.users)
+    def _may(self, status: os.stat_result, wanted: int, ask_guests: bool) -> bool:
+        guests = self.guests if ask_guests else frozenset[int]()
+        allowed = [self._bits(user, status, self.groups) for user in self.users if user != 0]
+        allowed += [self._bits(user, status, frozenset()) for user in guests if user != 0]
+        return all(bits & wanted == wanted for bits in allowed)
 
-    def _bits(self, user: int, status: os.stat_result) -> int:
+    @staticmethod
+    def _bits(user: int, status: os.stat_result, groups: frozenset[int]) -> int:
         if user == status.st_uid:
             return status.st_mode >> 6
-        if status.st_gid in self.groups:
+        if status.st_gid in groups:
             return status.st_mode >> 3
         # Whoever is in that group by another way has no more than the group.
         return status.st_mode & status.st_mode >> 3

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -187,6 +188,123 @@ def test_a_repository_on_another_mount_is_not_looked_for(
         assert "git.commit" not in facts
         assert environment.UNREADABLE not in facts
         assert made.counters["file_systems_hung"] == made.counters["reader_restarts"] == 0
+
+
+@AS_ROOT
+def test_a_folder_of_a_script_that_others_made_since_is_not_believed(shared: Path) -> None:
+    """A program that was started by a relative path works elsewhere by now, or its folder was removed: who may write
+    there makes one of that name."""
+    as_nobody(f"mkdir -p {shared}/sub/.git && echo {OTHER} > {shared}/sub/.git/HEAD")
+    words = ["bash", "-c", f"cd {shared}; read line", "sub/train.py"]
+    with subprocess.Popen([*HONEST, *words], stdin=subprocess.PIPE, cwd="/") as process:
+        try:
+            while os.readlink(f"/proc/{process.pid}/cwd") != str(shared):
+                time.sleep(0.01)
+            assert "git.commit" not in environment.process_facts(process.pid)
+        finally:
+            process.kill()
+    with working_in(shared / "job", HONEST) as pid:
+        (shared / "job").rmdir()
+        as_nobody(f"mkdir -p '{shared}/job (deleted)/.git' && echo {OTHER} > '{shared}/job (deleted)/.git/HEAD'")
+        assert os.readlink(f"/proc/{pid}/cwd") == f"{shared}/job (deleted)"
+        assert "git.commit" not in environment.process_facts(pid)
+
+
+@AS_ROOT
+def test_a_folder_of_a_script_that_is_a_link_of_others_has_nobody_wait(
+    made: Reader,  # noqa: F811
+    shared: Path,
+    tmp_path: Path,
+) -> None:
+    where = shared / "fs"
+    (tmp_path / "git").write_text("gitdir: /x\n")
+    words = ["bash", "-c", f"cd {shared}; read line", "sub/train.py"]
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(file_system(where, tmp_path / "git"))
+        stack.callback(daemon.kill)
+        as_nobody(f"ln -s {where} {shared}/sub")
+        process = stack.enter_context(subprocess.Popen([*HONEST, *words], stdin=subprocess.PIPE, cwd="/"))
+        stack.callback(process.kill)
+        while os.readlink(f"/proc/{process.pid}/cwd") != str(shared):
+            time.sleep(0.01)
+        daemon.send_signal(signal.SIGSTOP)
+        assert environment.UNREADABLE not in environment.read_facts(process.pid)
+        assert made.counters["file_systems_hung"] == made.counters["reader_restarts"] == 0
+
+
+@AS_ROOT
+def test_a_repository_on_another_mount_is_none_whatever_it_is_called(shared: Path) -> None:
+    """Blanks are escaped in the table of mounts."""
+    job = shared / "my project" / "job"
+    job.mkdir(parents=True)
+    git = shared / "my project" / ".git"
+    git.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "x", str(git)], check=True)
+    try:
+        (git / "HEAD").write_text(OTHER)
+        with working_in(job, HONEST) as pid:
+            assert "git.commit" not in environment.process_facts(pid)
+    finally:
+        subprocess.run(["umount", str(git)], check=True)
+
+
+@AS_ROOT
+def test_what_may_not_be_read_of_a_repository_makes_no_other_commit(shared: Path) -> None:
+    """An old commit of packed-refs, or that of a repository around it, was stored."""
+    outer, inner = shared / "job" / ".git", shared / "job" / "inner" / ".git"
+    for git, commit in ((outer, "b" * 40), (inner, "c" * 40)):
+        (git / "refs/heads").mkdir(parents=True)
+        (git / "HEAD").write_text("ref: refs/heads/main\n")
+        (git / "refs/heads/main").write_text(f"{commit}\n")
+        (git / "packed-refs").write_text(f"{'a' * 40} refs/heads/main\n")
+    with working_in(shared / "job" / "inner", HONEST) as pid:
+        assert environment.process_facts(pid)["git.commit"] == "c" * 40
+        (inner / "refs/heads/main").chmod(0o600)
+        assert "git.commit" not in environment.process_facts(pid)
+        os.chown(inner / "refs/heads/main", 1000, 1000)
+        os.chown(inner / "HEAD", 2000, 2000)
+        assert "git.commit" not in environment.process_facts(pid)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("how", ["hard link", "written by all", "ACL"])
+def test_a_file_that_others_may_have_chosen_or_forbid_is_not_read(shared: Path, how: str) -> None:
+    git = shared / "job" / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text(f"{COMMIT}\n")
+    with working_in(shared / "job", HONEST) as pid:
+        assert environment.process_facts(pid)["git.commit"] == COMMIT
+        if how == "hard link":
+            os.link(git / "HEAD", shared / "other")
+        elif how == "written by all":
+            (git / "HEAD").chmod(0o666)
+        else:
+            # struct posix_acl_xattr_header and entries: owner rw, user 1000 nothing, group r, mask r, others r.
+            entries = ((1, 6, -1), (2, 0, 1000), (4, 4, -1), (16, 4, -1), (32, 4, -1))
+            acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+            try:
+                os.setxattr(git / "HEAD", "system.posix_acl_access", acl)
+            except OSError:
+                pytest.skip("no lists of access on this file system")
+        assert "git.commit" not in environment.process_facts(pid)
+
+
+@AS_ROOT
+def test_a_project_of_a_group_has_its_commit(shared: Path) -> None:
+    """Its folder is a colleague's, open to the group alone; root's program in a user's folder below one of root's."""
+    job = shared / "job"
+    (job / ".git").mkdir()
+    (job / ".git/HEAD").write_text(f"{COMMIT}\n")
+    for path in (job, job / ".git", job / ".git/HEAD"):
+        os.chown(path, 1001, 2000)
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    member = ("setpriv", "--reuid=1000", "--regid=1000", "--groups=2000")
+    with working_in(job, member) as pid:
+        assert environment.process_facts(pid)["git.commit"] == COMMIT
+    os.chown(shared, 0, 0)
+    shared.chmod(0o700)
+    with working_in(job, ()) as pid:
+        assert environment.process_facts(pid)["git.commit"] == COMMIT
 
 
 def a_status(uid: int, gid: int, mode: int) -> os.stat_result:

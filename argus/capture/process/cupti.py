@@ -76,7 +76,7 @@ def candidates(pid: int) -> list[str]:
                 for part in ("cu13", "cuda_cupti"):
                     folders[str(packages / part / "lib")] = None
     with contextlib.suppress(OSError):
-        root, rights = open_root(pid), rights_of(pid)
+        rights, root = rights_of(pid), open_root(pid)
         left = _MOST_IN_ALL
 
         def names(folder: str) -> list[str]:

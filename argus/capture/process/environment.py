@@ -7,11 +7,13 @@ read by the reader process, and nothing of it is run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from argus.capture.process import mapped
 from argus.capture.reader import progress, reader
@@ -57,7 +59,13 @@ _REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
 _GIT = ".git"
 _GIT_DIR = re.compile(r"gitdir: ([^\0\n]{1,4000})\n?")
 """What is in ``.git`` of a submodule or a further work tree (gitrepository-layout(5))."""
-_DEVICE = re.compile(r"(\d{1,4}):(\d{1,7})")
+_DEVICE = re.compile(rb"(\d{1,4}):(\d{1,7})")
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+"""Blanks and backslashes of a name in mountinfo."""
+_USER = re.compile(rb"(?:^|,)user_id=(\d{1,10})(?:,|$)")
+"""Who mounted a file system in user space."""
+_MOUNTS_BYTES = 1 << 20
+NO_ONE = -1
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
@@ -199,10 +207,10 @@ def _versions(pid: int) -> dict[str, str]:
     rights, mounts = rights_of(pid), _mounts(pid)
     root = mapped.open_root(pid)
     try:
-        progress.refuse(_mount_of(mounts, torch or next(iter(packages.values()))[0])[1])
-        if torch is not None:
-            version = mapped.open_readable(root, f"{torch}/version.py", rights)
-            if found := _TORCH_VERSION.search(_head(version)):
+        progress.refuse(_mount_of(mounts, torch or next(iter(packages.values()))[0]).device)
+        with contextlib.suppress(mapped.Refused):  # what names say is known all the same
+            text = "" if torch is None else _head(mapped.open_readable(root, f"{torch}/version.py", rights))
+            if found := _TORCH_VERSION.search(text):
                 facts["torch.version"] = found[1]
         for fact, (folder, pattern) in packages.items():
             names = mapped.names_in_root(root, folder, rights)
@@ -217,32 +225,28 @@ def _commit(pid: int) -> str:
     """The commit that is checked out where its program lies, or where it was started; empty: there is none. A
     repository on another mount than that folder is not looked for: git does not, either, and whoever may write to a
     folder above may mount one there that never answers."""
-    folders = _folders(pid)
     rights, mounts = rights_of(pid), _mounts(pid)
     root = mapped.open_root(pid)
     try:
-        for start in folders:
-            folder, (place, device) = start, _mount_of(mounts, start)
-            progress.refuse(device)
-            repository = _Repository(root, _with_owner(root, rights, start))
+        for start, believed in _folders(pid, root, rights, mounts):
+            folder, mount = start, _mount_of(mounts, start)
+            repository = _Repository(root, believed)
             for _ in range(_FOLDERS_UP):
-                if _mount_of(mounts, f"{folder}/{_GIT}")[0] != place:
+                if _mount_of(mounts, f"{folder}/{_GIT}").place != mount.place:
                     break
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError, mapped.Refused):
-                    return repository.checked_out(f"{folder}/{_GIT}")
+                if mapped.is_owned(root, f"{folder}/{_GIT}", believed, _GIT):
+                    try:
+                        return repository.checked_out(f"{folder}/{_GIT}")
+                    except (FileNotFoundError, NotADirectoryError):
+                        pass  # it is no repository; one around it may be
+                    except (PermissionError, mapped.Refused):
+                        return ""  # it is one, and not for the process to read
                 if folder in ("/", ""):
                     break
                 folder = posixpath.dirname(folder)
     finally:
         os.close(root)
     return ""
-
-
-def _with_owner(root: int, rights: Rights, folder: str) -> Rights:
-    try:
-        return rights.with_owner(mapped.owner_in_root(root, folder))
-    except OSError:
-        return rights  # it is gone
 
 
 class _Repository:
@@ -271,10 +275,10 @@ class _Repository:
             return head
         if not (ref := _REF.fullmatch(head)) or ".." in ref[1]:
             return ""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             commit = self._read(f"{common}/{ref[1]}").strip()
             return commit if _COMMIT.fullmatch(commit) else ""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for line in self._read(f"{common}/packed-refs", 1 << 20).split("\n"):
                 commit, _, name = line.partition(" ")
                 if name == ref[1] and _COMMIT.fullmatch(commit):
@@ -292,7 +296,7 @@ class _Repository:
         git = posixpath.normpath(posixpath.join(posixpath.dirname(git), found[1]))
         try:
             common = self._read(f"{git}/commondir").strip()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return git, git
         return git, git if "\0" in common else posixpath.normpath(posixpath.join(git, common))
 
@@ -300,18 +304,30 @@ class _Repository:
         return _head(mapped.open_readable(self._root, path, self._rights, owned=_GIT), size)
 
 
-def _folders(pid: int) -> list[str]:
-    """Where its program may lie: the folder of the script that its command line names, where it works, and the folder
-    of a program that is no interpreter."""
+def _folders(pid: int, root: int, rights: Rights, mounts: list[_Mount]) -> Iterator[tuple[str, Rights]]:
+    """Where its program may lie, and who is believed there: the folder of the script that its command line names, where
+    it works, and the folder of a program that is no interpreter. Whoever owns one of the last two is believed, if it is
+    still what lies there: what a path or a name leads to by now, others may have put there. Nothing is looked for on a
+    file system in user space of somebody else's."""
     progress.memory()
     words = _begin(pid, "cmdline", 65536).split(b"\0")
     progress.clear()
-    works = os.readlink(PROC / str(pid) / "cwd")
+    works, program = (os.readlink(PROC / str(pid) / name) for name in ("cwd", "exe"))
     script = next((os.fsdecode(word) for word in words[:64] if word.endswith((b".py", b".sh"))), None)
-    folders = [] if script is None else [posixpath.dirname(posixpath.normpath(posixpath.join(works, script)))]
-    program = os.readlink(PROC / str(pid) / "exe")
-    own = [] if _INTERPRETER.match(posixpath.basename(program)) else [posixpath.dirname(program)]
-    return list(dict.fromkeys(folder for folder in [*folders, works, *own] if folder.startswith("/")))
+    places = [] if script is None else [(posixpath.normpath(posixpath.join(works, script)), "")]
+    places += [(works, "cwd")] + ([] if _INTERPRETER.match(posixpath.basename(program)) else [(program, "exe")])
+    for path, link in places:
+        folder = path if link == "cwd" else posixpath.dirname(path)
+        mount = _mount_of(mounts, folder)
+        if not path.startswith("/") or mount.owner not in (NO_ONE, *rights.owners):
+            continue
+        progress.refuse(mount.device)
+        if not link:
+            yield folder, rights
+            continue
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, mapped.Refused):
+            if mapped.same_place(root, path, f"{PROC}/{pid}/{link}") is not None:
+                yield folder, rights.with_owner(mapped.owner_in_root(root, folder))
 
 
 def _begin(pid: int, name: str, size: int) -> bytes:
@@ -324,21 +340,41 @@ def _head(file: mapped.File, size: int = _FILE_BYTES) -> str:
     return file.read(size, 0).decode(errors="replace")
 
 
-def _mounts(pid: int) -> list[tuple[str, str]]:
-    """Where something is mounted for a process, and its device, as /proc/PID/maps writes it."""
-    found = []
-    for line in _begin(pid, "mountinfo", 1 << 20).decode(errors="replace").split("\n"):
-        fields = line.split(" ", 5)
-        if len(fields) == 6 and (device := _DEVICE.fullmatch(fields[2])):
-            found.append((fields[4].rstrip("/"), mapped.device_of(os.makedev(int(device[1]), int(device[2])))))
+class _Mount(NamedTuple):
+    """Where something is mounted for a process, its device, as /proc/PID/maps writes it, and whose a file system in
+    user space is (``NO_ONE``: of root's, or of another kind)."""
+
+    place: str = ""
+    device: str = ""
+    owner: int = NO_ONE
+
+
+def _mounts(pid: int) -> list[_Mount]:
+    """What is mounted for a process.
+
+    Raises:
+        OSError: It is more than is read.
+    """
+    found, table = [], _begin(pid, "mountinfo", _MOUNTS_BYTES)
+    if len(table) == _MOUNTS_BYTES:
+        raise OSError(errno.EFBIG, "more is mounted than is read")
+    for line in table.split(b"\n"):
+        fields = line.split(b" ")
+        device = _DEVICE.fullmatch(fields[2]) if len(fields) >= 6 else None
+        if device is not None:
+            place = _ESCAPED.sub(lambda one: bytes([int(one[1], 8) & 0xFF]), fields[4])
+            user = _USER.search(fields[-1])
+            owner = NO_ONE if user is None else int(user[1])
+            number = os.makedev(int(device[1]), int(device[2]))
+            found.append(_Mount(os.fsdecode(place).rstrip("/"), mapped.device_of(number), owner))
     return found
 
 
-def _mount_of(mounts: list[tuple[str, str]], path: str) -> tuple[str, str]:
-    """The mount that a path most likely lies on, and its device, by its name alone, which says nothing of links: enough
-    to leave out one that is dead, not to call one dead. Empty: there is none."""
-    found = "", ""
-    for place, device in mounts:
-        if (path == place or path.startswith(f"{place}/")) and len(place) >= len(found[0]):
-            found = place, device
+def _mount_of(mounts: list[_Mount], path: str) -> _Mount:
+    """The mount that a path most likely lies on, by its name alone, which says nothing of links: enough to leave out
+    one that is dead, not to call one dead. Nothing: there is none."""
+    found = _Mount()
+    for mount in mounts:
+        if (path == mount.place or path.startswith(f"{mount.place}/")) and len(mount.place) >= len(found.place):
+            found = mount
     return found

@@ -421,27 +421,71 @@ def open_readable(root: int, path: str, rights: Rights, *, owned: str = "") -> F
         root: Descriptor of its root folder.
         path: Absolute.
         rights: The process's.
-        owned: The name of a part of the path. That part, the file, and each link on the way belong to who is believed.
+        owned: The name of a part of the path. That part, the file, and each link on the way belong to who is believed,
+            and nobody else may write to the file or have given it this name.
 
     Raises:
         Refused: What lies there is no regular file, the process may not read it, or it is somebody else's.
         OSError: It cannot be opened.
     """
+    place = _walk_readable(root, path, rights, owned)
+    try:
+        status = os.fstat(place)
+        if not rights.may_read(status) or _has_acl(place):
+            raise Refused(f"{path} may not be read by the process")
+        if owned and stat.S_ISREG(status.st_mode) and (status.st_mode & 0o002 or status.st_nlink > 1):
+            raise Refused(f"{path} may be somebody else's")
+        return _open_place(place)
+    finally:
+        os.close(place)
+
+
+def _walk_readable(root: int, path: str, rights: Rights, owned: str = "") -> int:
+    """What lies there, not opened (O_PATH), if a process may go there; as ``open_readable``."""
+    chosen_by_guests = False
 
     def check(part: str, fd: int, status: os.stat_result) -> None:
+        nonlocal chosen_by_guests
         _refuse_magic(part, fd, status)
-        if not rights.may_pass(status):
+        if not rights.may_pass(status, ask_guests=chosen_by_guests):
             raise Refused(f"{path} may not be read by the process")
         folder = stat.S_ISDIR(status.st_mode)
         if owned and (part == owned or not folder) and status.st_uid not in rights.owners:
             raise Refused(f"{path} is somebody else's")
+        chosen_by_guests = chosen_by_guests or (stat.S_ISLNK(status.st_mode) and status.st_uid in rights.guests)
 
     with progress.look_up():
-        place = files.walk(root, path, check)
+        return files.walk(root, path, check)
+
+
+def _has_acl(place: int) -> bool:
+    try:
+        return bool(os.getxattr(f"/proc/self/fd/{place}", "system.posix_acl_access"))
+    except OSError:
+        return False  # it has none, as most, or its file system knows none
+
+
+def is_owned(root: int, path: str, rights: Rights, owned: str) -> bool:
+    """Whether something lies at a path that belongs to who is believed, as ``open_readable``."""
+    try:
+        os.close(_walk_readable(root, path, rights, owned))
+    except (FileNotFoundError, NotADirectoryError, PermissionError, Refused):
+        return False
+    return True
+
+
+def same_place(root: int, path: str, link: str) -> os.stat_result | None:
+    """What a link of /proc leads to, if that is what lies at a path in a process's root; None: it is not any more.
+
+    Args:
+        root: Descriptor of the process's root folder.
+        path: Absolute.
+        link: Such as /proc/PID/cwd.
+    """
+    with progress.look_up(), _place(link) as there:
+        place = _walk(root, path)
         try:
-            if not rights.may_read(os.fstat(place)):
-                raise Refused(f"{path} may not be read by the process")
-            return _open_place(place)
+            return status if os.path.samestat(status := os.fstat(there), os.fstat(place)) else None
         finally:
             os.close(place)
 
@@ -495,14 +539,9 @@ def names_in_root(root: int, folder: str, rights: Rights, most: int = MOST_NAMES
         most: Others are passed over: a process may make a folder of millions.
     """
 
-    def check(part: str, fd: int, status: os.stat_result) -> None:
-        _refuse_magic(part, fd, status)
-        if not rights.may_pass(status):
-            raise Refused(f"{folder} may not be read by the process")
-
     names: list[str] = []
     with contextlib.suppress(OSError), progress.look_up():
-        place = files.walk(root, folder, check)
+        place = _walk_readable(root, folder, rights)
         try:
             if not rights.may_read(os.fstat(place)):
                 return []

@@ -763,15 +763,15 @@ class _Waiting:
         self._ready(select.POLLIN)
         head, fds = wire.receive_begin(self._sock, socket.MSG_DONTWAIT)
         try:
-            head += self.take(HEADER.size - len(head))
-            magic, size, more, count = HEADER.unpack(head)
-            if magic != MAGIC or size > MAX_JSON or more > MAX_BYTES or count != len(fds) or count > MAX_FDS:
-                raise Malformed("an answer of an unknown form")
             if reading := [fd for fd in fds if not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH]:
                 # To close a file of a file system in user space waits for it, and no signal ends that.
                 fds = [fd for fd in fds if fd not in reading]
                 Aside(partial(_close, reading), "argus-close")
                 raise Malformed("descriptors that read")
+            head += self.take(HEADER.size - len(head))
+            magic, size, more, count = HEADER.unpack(head)
+            if magic != MAGIC or size > MAX_JSON or more > MAX_BYTES or count != len(fds) or count > MAX_FDS:
+                raise Malformed("an answer of an unknown form")
             try:
                 what = json.loads(self.take(size))
             except (ValueError, RecursionError) as reason:

@@ -112,19 +112,21 @@ class Aligner:
             alike = np.array_equal(before[0], job.communicators) and before[1] == job.mesh
             known = _known_of_all(job)
             number, rests_s = _calls_of(job), alignment.took_s / JOB_SHARE
+            in_vain_s = max(rests_s, min(rests_s * 2**MOST_IN_VAIN, SETTLED_INTERVAL_S))
             calls = number if alike and known else 0
             in_vain = min(job.alignments.in_vain + 1, MOST_IN_VAIN) if alike and not known else 0
             job.alignment = None
             job.alignments = Alignments(now, now + rests_s, calls)
-            job.alignments.in_vain, job.alignments.rests_in_vain = in_vain, now + rests_s * 2**in_vain
-            job.alignments.went_by = len(job.handles), number
+            job.alignments.in_vain = in_vain
+            job.alignments.rests_in_vain = now + min(rests_s * 2**in_vain, in_vain_s)
+            job.alignments.went_by = frozenset(job.handles), _called(job)
             every_s = SETTLED_INTERVAL_S if calls or _settled(job) else INTERVAL_S
             job.groups_due = min(job.groups_due, now + every_s)  # sooner, if it was asked for meanwhile
 
     def begin_anew(self, job: Job) -> None:
         """A job is due with all that is known now: what is under way does not know the newest calls."""
         self._drop(job)
-        job.alignment, job.groups_due, job.alignments.rests = None, 0.0, 0.0
+        job.alignment, job.groups_due, job.alignments = None, 0.0, Alignments()
 
     def _drop(self, job: Job) -> None:
         for owner, jobs in list(self._waiting.items()):
@@ -213,7 +215,7 @@ def _is_due(job: Job, now: float) -> bool:
     last, (handles, number) = job.alignments, job.alignments.went_by
     if now < last.rests:
         return False
-    if now < last.rests_in_vain and len(job.handles) == handles and _calls_of(job) < 2 * number:
+    if now < last.rests_in_vain and job.handles == handles and _called(job) < 2 * number:
         return False
     if now >= job.groups_due:
         return True
@@ -224,6 +226,11 @@ def _is_due(job: Job, now: float) -> bool:
 def _calls_of(job: Job) -> int:
     """How many of a job's newest collectives are kept to line communicators up."""
     return sum(map(len, job.recent.values()))
+
+
+def _called(job: Job) -> int:
+    """How many collectives its ranks have called."""
+    return sum(member.collectives for member in job.members.values())
 
 
 def _known_of_all(job: Job) -> bool:

@@ -404,7 +404,7 @@ class CallSide(Side):
         order = np.argsort(events["pid"], kind="stable")
         job.keep_control(rank[order], events[order])
         job.make_room()
-        job.groups_due = 0.0
+        job.groups_due = job.alignments.rests_in_vain = 0.0
 
     def _feed_marks(self, job: Job, member: Member, marks: NDArray[np.void]) -> None:
         its_marks = job.marks.setdefault(member.rank, Marks())

@@ -38,6 +38,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
             monkeypatch.setattr(module, "PROC", tmp_path / "proc")
         (tmp_path / "cgroups").mkdir()
         monkeypatch.setattr(environment, "CGROUPS", tmp_path / "cgroups")
+        monkeypatch.setattr(mapped, "same_place", lambda *_: os.stat(root))  # what /proc has are links of this host
         monkeypatch.setattr(mapped, "open_root", lambda pid: os.open(root, os.O_PATH | os.O_DIRECTORY))
         return root
 
@@ -97,6 +98,7 @@ def test_the_commit_of_a_compiled_program(
         link.unlink()
         link.symlink_to(target)
     git.mkdir(parents=True)
+    (git.parent / "build").mkdir()
     (git / "HEAD").write_text(f"{COMMIT}\n")
     assert ("git.commit" in process_facts(PID)) is is_known
 

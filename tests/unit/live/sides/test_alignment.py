@@ -167,10 +167,11 @@ def test_what_takes_long_and_stays_unknown_is_looked_for_ever_more_seldom(at: Ti
     """Ranks that cannot be lined up took a fiftieth of a core for good. New calls or handles bring it forward."""
     job = Job("job", 1)
     loop = Loop(at, job)
-    job.handles, job.recent[0] = {(0, 7)}, np.zeros(100, COLLECTIVE)
+    job.handles = {(0, 7)}
+    job.members[7] = member = Member(SimpleNamespace(pid=7), 0, "order", collectives=100)  # type: ignore[arg-type]
 
-    def rests_s() -> float:
-        job.alignment = Alignment(took_s=0.3)
+    def rests_s(took_s: float = 0.1) -> float:
+        job.alignment = Alignment(took_s=took_s)
         with loop.aligner.using(job):
             pass
         return next(seconds for seconds in itertools.count() if is_due_in(seconds))
@@ -179,12 +180,17 @@ def test_what_takes_long_and_stays_unknown_is_looked_for_ever_more_seldom(at: Ti
         job.groups_due = 0.0
         return _is_due(job, at.now_s + seconds)
 
-    assert [rests_s() for _ in range(6)] == [30, 60, 120, 240, 240, 240]
-    job.recent[0] = np.zeros(200, COLLECTIVE)
-    assert [is_due_in(14), is_due_in(16)] == [False, True]
-    assert rests_s() == 240
-    job.handles |= {(0, 8)}
-    assert [is_due_in(14), is_due_in(16)] == [False, True]
+    assert [rests_s() for _ in range(5)] == [10, 20, 40, 60, 60]
+    assert rests_s(2.0) == 100, "it takes so long each time"
+    assert rests_s() == 60
+    member.collectives = 200
+    assert [is_due_in(4), is_due_in(6)] == [False, True]
+    assert rests_s() == 60
+    job.handles = {(0, 8)}
+    assert [is_due_in(4), is_due_in(6)] == [False, True]
+    assert rests_s() == 60
+    loop.aligner.begin_anew(job)
+    assert is_due_in(0), "its last steps are to go by all calls"
 
 
 def test_a_new_communicator_is_looked_for_soon(at: Time) -> None:
