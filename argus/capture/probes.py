@@ -555,10 +555,11 @@ class Probes(TracedProcesses, Counts, PulseProbes):
         window = self._window
         if window is None or window.subjects.isdisjoint(subjects):
             return
-        seconds, begun = self._patience.closing_s(), time.monotonic()
-        window.let_go(seconds)
+        if not window.gone():
+            seconds, begun = self._patience.closing_s(), time.monotonic()
+            window.let_go(seconds)
+            self._patience.spend_closing(time.monotonic() - begun, gone=not window.there())
         there = window.there()
-        self._patience.spend_closing(time.monotonic() - begun, gone=not there)
         for attachment, gone in there:
             attachment.left_out_until(gone)
 
@@ -698,8 +699,12 @@ class Probes(TracedProcesses, Counts, PulseProbes):
     @property
     def window_goes(self) -> bool:
         """Whether the last window is not over, or its probes go: none is opened before."""
-        window = self._window
-        return window is not None and not window.gone(self._window_patience, self._patience.alone(self.attachments))
+        return self._window is not None and not self._window.gone()
+
+    def wait_for_window(self) -> None:
+        """Another window is due: its last one's probes are waited for at the expense of who maps the files."""
+        if self._window is not None:
+            self._window.gone(self._window_patience, self._patience.alone(self.attachments))
 
     # --- prices
 

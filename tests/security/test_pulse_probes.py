@@ -538,7 +538,8 @@ def test_no_turn_is_taken_while_probes_of_the_last_window_are_going(
     side, _ = a_side(probes, clock, monkeypatch)
     opened: list[Any] = []
     probes = SimpleNamespace(
-        probed=set(), refused={}, pulse=frozenset({LAUNCH}), attachments=[], window_goes=True,
+        probed=set(), refused={}, pulse=frozenset({LAUNCH}), attachments=[],
+        window_goes=True, wait_for_window=lambda: None,
         open_window=lambda *words: opened.append(words), lacks_pulse=lambda _: False, lacking=[],
     )  # fmt: skip
     side._session.probes = probes
@@ -564,7 +565,13 @@ def test_the_loop_asks_more_seldom_the_longer_probes_go(
     """It turned every millisecond for as long as that took, up to 8 s a window. A window is not much later for it."""
     side, _ = a_side(pulsed(["0"]), SimpleNamespace(ns=10**9), monkeypatch)
     side._session.probes = SimpleNamespace(
-        probed=set(), refused={}, pulse=frozenset(), attachments=[], window_goes=True, lacks_pulse=lambda _: False
+        probed=set(),
+        refused={},
+        pulse=frozenset(),
+        attachments=[],
+        window_goes=True,
+        wait_for_window=lambda: None,
+        lacks_pulse=lambda _: False,
     )
     rung = Rung.LAUNCHES if wanted == "window" else Rung.RANGES
     side.plan = Plan((rung,), duty=0.25, length_s=0.1, period_s=0.4, sample_s=0.1, sample_period_s=5.0)

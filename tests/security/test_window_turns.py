@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +214,45 @@ def test_the_end_of_a_window_is_known_before_its_probes_go(kernel: Any, monkeypa
     assert not probes.window_goes
 
 
+@pytest.mark.parametrize("period_s", [12.0, 20.0, 30.0])
+@pytest.mark.parametrize("how", ["two programs", "one file", "too many"])
+def test_who_is_served_is_not_passed_over(how: str, period_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that take more than one may be waited for, or more than a change has, were thought to be passed over each
+    time, however much they had: two users with such were first for good, and a job that began later had no window."""
+    node = Node(monkeypatch, 0.2, 4, period_s)
+    honest, node.probes.attachments = node.honest, []
+    node.probes._module.programs["other_enter"] = 5
+    for number, owners in enumerate(((UIDS[0],), (UIDS[1],), UIDS[:2])):
+        takes_s = {"two programs": [0.7, 0.7], "one file": [0.95], "too many": [0.95] * 5}[how]
+        files = [each for part, s in enumerate(takes_s) for each in node.add([f"x{number} {part}"], owners, s)]
+        for each in files if how != "too many" else ():
+            each.optional_points["launches"]["other_enter"] = [(16, 1)]
+    node.honest = []
+    node.had(30)
+    node.honest = honest
+    node.probes.attachments += honest
+    node.had(5)
+    assert node.had(40) >= 36
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_files_of_a_job_that_is_over_take_no_windows_of_the_next_one(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system is dead, and threads wait for it for ever: the user's next job lost all windows."""
+    node = Node(monkeypatch, 0.2, 6, 10.0)
+    if not alone:
+        node.add(["guest"], [GUEST], 0.01)
+    honest, node.probes.attachments = node.honest, [*node.probes.attachments[6:]]
+    node.honest = []
+    for number in range(2 * LATE_OF_ACCOUNT):
+        node.probes._window_patience.note_late(honest[number % 6], lambda _: False)
+    node.honest = honest
+    node.probes.attachments += honest
+    node.had(8)  # one more file each time
+    assert node.had(20) == 20
+
+
 def standing(hanging: Hanging, path: str) -> list[Any]:
     """Where probes stand in a file."""
     return [what for link, what in hanging.made.items() if hanging.of[link] == path and link not in hanging.closed]
@@ -264,20 +304,20 @@ def test_threads_that_wait_for_probes_are_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("argus.capture.probing.windows.link_in_time", in_time)
     lacking = list[int]()
     try:
-        for turn in range(60):
+        for turn in range(150):
             new = node.add([f"g{turn} {number}" for number in range(3)], [UIDS[turn % 2]], 0.0)
             assert node.window()
             lacking.append(sum(each.unanswered for each in new))
             node.probes.attachments = [each for each in node.probes.attachments if each not in new]
-        assert len(waiting) == 2 * LATE_OF_ACCOUNT
-        assert lacking == [3] * 60, "each is counted"
+        assert len(waiting) == 2 * LATE
+        assert lacking == [3] * 150, "each is counted"
     finally:
         go.set()
     for each in waiting:
         each.result()
     new = node.add(["g more"], [UIDS[0]], 0.0)
     node.window()
-    assert len(waiting) == 2 * LATE_OF_ACCOUNT + 1, "they are tried again"
+    assert len(waiting) == 2 * LATE + 1, "they are tried again"
 
 
 def test_accounts_without_a_thread_that_waits_have_one_whoever_has_more() -> None:
@@ -286,6 +326,56 @@ def test_accounts_without_a_thread_that_waits_have_one_whoever_has_more() -> Non
     for each in files:
         patience.note_late(each, lambda _: False)
     honest = probes_on(["honest"]).attachments[0]
-    assert [patience.hangs(each) for each in (files[0], honest)] == [True, False]
+    assert [patience.hangs(each) for each in (files[0], files[0], honest, honest)] == [False, True, False, False]
     patience.note_late(honest, lambda _: False)
-    assert patience.hangs(honest)
+    assert [patience.hangs(each) for each in (honest, honest)] == [False, True], "one more in each change"
+
+
+def test_a_pulse_is_not_put_on_where_a_window_s_probes_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of somebody who has no time left are not waited for: steps were counted twice."""
+    hanging = Hanging(monkeypatch)
+    probes = with_windows(["a", "b"])
+    for each in probes.attachments:
+        each.optional_points["launches"] = {"cuda_enter": [(16, 1)]}
+    window = probes.open_window(["launches"], 30.0)
+    while not window.begin_ns:
+        time.sleep(0.001)
+    hanging.paths = {"a"}
+    window.end()
+    while not window.over:
+        time.sleep(0.001)
+    while window._closed(probes.attachments[1]) is False:
+        time.sleep(0.001)
+    window._gone = True
+    assert not probes.window_goes
+    probes.set_pulse([1])
+    assert [len(standing(hanging, path)) for path in ("a", "b")] == [1, 1]
+    assert [each.answers for each in probes.attachments] == [False, True]
+    hanging.go.set()
+    assert window.closing.wait(10)
+
+
+def test_probes_that_nobody_waits_for_cost_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no window was due, users were charged for what took time to go, and none was left once one was."""
+    clocked = Clocked(monkeypatch)
+    probes, patience = with_windows(["a"]), clocked.patience(in_loop=False)
+    probes._window_patience = patience
+    window: Any = windows.Window.__new__(windows.Window)
+    window._links = window._files = [(each, [1]) for each in probes.attachments]
+    window._looked_ns, window._gone, window._closes = 0, False, threading.Event()
+    window._closes.set()
+    window.end_ns = int(clocked.now * 1e9)
+    window.closing = SimpleNamespace(wait=lambda _: False, moved_ns=0, closed=lambda _: False)
+    probes._window = window
+    for _ in range(50):
+        clocked.now += 0.1
+        window.closing.moved_ns = int(clocked.now * 1e9)
+        assert probes.window_goes
+    assert patience._going.left(probes.attachments[0].users) == 1.0
+    probes.trains({HONEST[0], GUEST[0]})
+    probes.attachments += with_windows(["guest"], GUEST).attachments
+    for _ in range(15):
+        clocked.now += 0.1
+        window.closing.moved_ns = int(clocked.now * 1e9)
+        probes.wait_for_window()
+    assert not probes.window_goes

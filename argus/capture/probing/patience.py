@@ -46,7 +46,8 @@ for all together, those first that need little."""
 FOR_NEW_S = 2.0
 """So much of a change is left for probes that come, however long the others take to go."""
 LATE_OF_ACCOUNT, LATE = 8, 64
-"""Threads that wait for probes which have not come in time: of an account's files, and in all, beyond one of each."""
+"""Threads that wait for probes which have not come in time: of an account's files, and in all. Whoever has more has one
+more file tried in each change, up to the latter."""
 OF_GOING = 0.2
 """Share of the time for which the probes of an account's files are waited for once a window is over, beyond what
 everybody's are; of all accounts twice as much."""
@@ -100,7 +101,8 @@ class Patience:
         """The same of users, of files of their own, and of those that they share: the most that an account of such
         needed. Those are kept who have gone."""
         self._passed = WeakKeyDictionary[Attachment, int]()
-        """Changes in a row, of those that a file was part of, in which too little was left for it."""
+        """Changes in a row, of those that a file was part of, in which too little was left for it, and its account had
+        less than an equal part: whoever wants more than there is has not been passed over."""
         self._missed = WeakKeyDictionary[Attachment, float]()
         """The same of all lately."""
         self._passed_over = WeakSet[Attachment]()
@@ -121,6 +123,12 @@ class Patience:
         """Of each account: what is kept of this change for those that come after it."""
         self._late: list[tuple[Users, Callable[[float], bool]]] = []
         """Threads that wait for probes which did not come in time."""
+        self._equal_s = LONGEST_S
+        """An equal part of this change."""
+        self._came = WeakSet[Attachment]()
+        """Files whose probes came the last time."""
+        self._tried_late: set[Users] = set()
+        """Accounts for which too many threads wait, and that had one more file tried in this change."""
         self._usual_s = 0.0
         """What a file takes that nobody maps but those who train, lately."""
 
@@ -153,7 +161,7 @@ class Patience:
         which it is known what they need have room, no margin is withheld from these that leaves none."""
         needs, known = self._needed(files)
         of_user = Tally(user for account in needs for user in account)
-        equal_s = LONGEST_S / max(len(needs), 1)
+        equal_s = self._equal_s = LONGEST_S / max(len(needs), 1)
         kept: dict[Users, float] = {}
         for account in sorted(
             known - self._guests - self._resting, key=lambda each: needs[each] / weight(each, of_user)
@@ -230,10 +238,12 @@ class Patience:
         for key in list(self._user_needs)[:-ACCOUNTS]:
             del self._user_needs[key]
         for file in list(self._account_of):
-            passed = file in self._passed_over
+            account = self._account_of[file]
+            passed = file in self._passed_over and self._took_of.get(account, 0.0) < self._equal_s
             self._passed[file] = self._passed.get(file, 0) + 1 if passed else 0
             self._missed[file] = FADES * self._missed.get(file, 0.0) + passed
         self._took_by, self._took_of, self._passed_over = WeakKeyDictionary(), {}, WeakSet()
+        self._tried_late = set()
 
     def has_turn(self, attachment: Attachment) -> bool:
         """Whether a file's account has anything of this change, and one of its users for the files of its own: else it
@@ -255,7 +265,8 @@ class Patience:
         left_s = min(OF_FILE_S, self._left_s - self._kept_of.get(account, 0.0))
         if not self._accounts.has_room(account):
             left_s = 0.0
-        if left_s < max(self._needs.get(attachment, 0.0), _LEAST_S):
+        needs_s = self._needs.get(attachment, 0.0) - self._took_by.get(attachment, 0.0)
+        if left_s < max(min(needs_s, OF_FILE_S), _LEAST_S):
             self._passed_over.add(attachment)
         if self._is_bounded(account):
             left_s = min(left_s, self._left_of.get(account, 0.0))
@@ -267,6 +278,7 @@ class Patience:
         """A file was waited for. ``came``: for probes that are there now."""
         account = self._account(attachment)
         self._note(waited_s)
+        (self._came.add if came else self._came.discard)(attachment)
         needs_s = waited_s if came else min(MORE * waited_s, OF_FILE_S)
         self._took_by[attachment] = self._took_by.get(attachment, 0.0) + needs_s
         before_s = self._took_of.get(account, 0.0)
@@ -296,12 +308,20 @@ class Patience:
         self._late.append((self._account(attachment), late))
 
     def hangs(self, attachment: Attachment) -> bool:
-        """Whether so many threads wait for an account's files that no more are begun, also of those that are gone."""
+        """Whether so many threads wait for an account's files, also of those that are gone, that no more are begun: but
+        for files that came the last time, and for one more file each time, up to a bound."""
         if not self._late:
             return False
         self._late = [(account, late) for account, late in self._late if not late(0)]
-        of_account = sum(account == self._account(attachment) for account, _ in self._late)
-        return of_account >= LATE_OF_ACCOUNT or (bool(of_account) and len(self._late) >= LATE)
+        own = self._account(attachment)
+        of_account = sum(account == own for account, _ in self._late)
+        few = of_account < LATE_OF_ACCOUNT and (len(self._late) < LATE or not of_account)
+        if few or attachment in self._came:
+            return False
+        if of_account >= LATE or own in self._tried_late:
+            return True
+        self._tried_late.add(own)
+        return False
 
     def wait_until_gone(self, accounts: AbstractSet[Users], waited_s: float) -> bool:
         """Probes of a window that is over are waited for, so long since this was called last. Returns whether one of

@@ -15,6 +15,7 @@ from argus.capture.attachment import Attachment, Subject
 if TYPE_CHECKING:
     from argus.capture.kernel.links import Links
     from argus.capture.probing.patience import Patience
+    from argus.capture.probing.windows import Window
 
 Points = dict[str, list[tuple[int, int]]]
 """Programs, with file offsets and cookies."""
@@ -66,6 +67,7 @@ class PulseProbes:
     _pulse_links: dict[int, PulseLinks]
     _lock: threading.Lock
     _patience: Patience
+    _window: Window | None
 
     def let_go(self, links: list[Links]) -> None:
         raise NotImplementedError
@@ -104,6 +106,9 @@ class PulseProbes:
             self.pulse_turn += 1
         changed = [each for each in files if id(each) not in self._pulse_links]
         self._close_soon([(each, (links, [])) for each in changed if (links := before.get(id(each)))])
+        if self._window is not None and self._window.over:
+            for attachment, gone in self._window.there():  # they would be counted twice
+                attachment.left_out_until(gone)
         for attachment in self._patience.begin(changed, files):
             with contextlib.suppress(TimeoutError):  # ``LateProbes`` goes on
                 self.take_pulse(attachment, self.pulse_of(attachment), self.pulse_turn)

@@ -18,6 +18,7 @@ from argus.capture.attachment import Attachment, Subject
 from argus.capture.kernel.links import PATIENCE_S, Closing, LateError, Links, close_links, link_in_time
 from argus.capture.probing.accounts import Users
 from argus.capture.probing.patience import Patience
+from argus.system.aside import Aside
 
 Points = dict[str, list[tuple[int, int]]]
 """Programs, with file offsets and cookies."""
@@ -173,8 +174,8 @@ class Window:
                 self.closing = Closing(by_user((attachment, (links, [])) for attachment, links in self._links))
             except BaseException as failure:
                 self.failure = failure
-                with contextlib.suppress(BaseException):
-                    close_links([(links, []) for _, links in self._links])
+                with contextlib.suppress(BaseException):  # a file that hangs holds nobody up
+                    Aside(partial(close_links, [(links, []) for _, links in self._links]), "argus-unlink")
             finally:  # whatever fails, other windows begin
                 self._closes.set()
 
@@ -201,12 +202,12 @@ class Window:
                 if failure.errno != errno.ESRCH:  # its process has ended
                     raise NotPutError(failure, lambda: 0) from failure
 
-    def gone(self, patience: Patience, alone: Users = frozenset()) -> bool:
+    def gone(self, patience: Patience | None = None, alone: Users = frozenset()) -> bool:
         """Whether it has ended, and its probes are gone, but for those that are not waited for: once this is so, it
         stays so. Not waited for are those of files that hang, and those of users who have no time left.
 
         Args:
-            patience: Of windows.
+            patience: Of windows, if another one waits for it: users have that time.
             alone: Who trains alone, if somebody does, whose files are waited for anyway.
         """
         if self._gone or not self.over:
@@ -214,7 +215,7 @@ class Window:
         now_ns, end_ns, moved_ns = time.monotonic_ns(), self.end_ns, self.closing.moved_ns
         hang = bool(moved_ns) and now_ns - max(moved_ns, end_ns) > GOING_NS
         self._gone = self.closing.wait(0) or hang or now_ns - end_ns > LONGEST_GOING_NS
-        if not self._gone and now_ns - end_ns > GOING_NS:
+        if not self._gone and now_ns - end_ns > GOING_NS and patience is not None:
             waited_s = (now_ns - max(self._looked_ns, end_ns + GOING_NS)) / 1e9
             going = {attachment.users for attachment, _ in self.there()}
             bounded = {account for account in going if not account <= alone}

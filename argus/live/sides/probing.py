@@ -378,9 +378,8 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         jobs = self._session.jobs
         if not self.plan.windowed:
             self._search_throughout(now)
-        for job in jobs:
-            if job not in self._thinned:
-                self._thin(job, time.monotonic_ns())
+        for job in (each for each in jobs if each not in self._thinned):
+            self._thin(job, time.monotonic_ns())
         self.take_note()
         if (ended := self._ended) is not None and ended.over:
             self._ended = None
@@ -483,6 +482,7 @@ class ProbingSide(_PulseSpans, WindowsSeen):
         if may or self._wanted_at > now:
             self._waits_since = self._again_at = 0.0
             return
+        self._session.probes.wait_for_window()
         self._waits_since = self._waits_since or now
         self._again_at = now + min(max((now - self._waits_since) * OF_WAIT, LEAST_WAIT_S), GONE_NS / 1e9)
 

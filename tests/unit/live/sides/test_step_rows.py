@@ -113,7 +113,9 @@ def test_a_job_that_begins_after_backward_passes_are_seen_in_windows_has_steps()
     """As when a launcher starts its program again."""
     writer = Rows()
     session = a_session(writer)
-    session.probes = SimpleNamespace(probed=set(), refused={}, pulse=set(), window_goes=False)
+    session.probes = SimpleNamespace(
+        probed=set(), refused={}, pulse=set(), window_goes=False, wait_for_window=lambda: None
+    )
     side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
     side.plan = Plan((Rung.RANGES, Rung.BACKWARD), duty=0.25, length_s=0.1, period_s=0.4)
     side._due = float("inf")
@@ -166,6 +168,7 @@ def test_windows_do_not_grow_in_search_of_a_pulse_of_a_job_that_is_over() -> Non
             open_window=open_window,
             settle_window=lambda _: None,
             window_goes=False,
+            wait_for_window=lambda: None,
             prices_of=lambda files: CallPrices(*np.zeros((3, 256))),
         )
         side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
@@ -240,7 +243,13 @@ def test_a_window_without_probes_on_a_file_is_no_window_of_its_jobs(counted_by: 
 
     begun: list[int] = []
     session.probes = SimpleNamespace(  # type: ignore[assignment]
-        probed=set(), refused={}, pulse=set(), open_window=open_window, settle_window=lambda _: None, window_goes=False
+        probed=set(),
+        refused={},
+        pulse=set(),
+        open_window=open_window,
+        settle_window=lambda _: None,
+        window_goes=False,
+        wait_for_window=lambda: None,
     )
     side = ProbingSide(session, Nothing())  # type: ignore[arg-type]
     rungs = (Rung.RANGES,) if sample else (Rung.RANGES, Rung.BACKWARD)

@@ -38,7 +38,8 @@ class Node:
         self.begun, self.ns = 0, S
         self.settled: list[Any] = []
         self.probes = SimpleNamespace(
-            probed=set(), refused={}, pulse=frozenset(), window_goes=False, attachments=self.files,
+            probed=set(), refused={}, pulse=frozenset(), window_goes=False, wait_for_window=lambda: None,
+            attachments=self.files,
             open_window=self._open, settle_window=self.settled.append, lacking=[],
         )  # fmt: skip
         session.probes = self.probes
