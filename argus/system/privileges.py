@@ -103,11 +103,11 @@ def keep_for_files() -> None:
 
 
 def keep_for_rows() -> None:
-    """Gives up all but writing files of others: ``sudo argus report -o`` a page into a user's folder. For verbs that
-    work with a store alone. What fails changes nothing."""
+    """Gives up all but reading and writing files of others: ``sudo argus report -o`` a page into a user's folder. For
+    verbs that work with a store alone. What fails changes nothing."""
     if own_process:
         with contextlib.suppress(OSError):
-            keep(("DAC_OVERRIDE", "FOWNER"))
+            keep(("DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER"))
 
 
 def of_verbs() -> dict[str, list[str]]:

@@ -180,4 +180,4 @@ def test_a_verb_of_a_store_gives_up_what_it_does_not_need(tmp_path: Path) -> Non
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     found = [int(line.split()[1], 16) for line in done.stderr.splitlines() if line.startswith(("CapEff", "CapBnd"))]
-    assert found == [bits({"DAC_OVERRIDE", "FOWNER"})] * 2
+    assert found == [bits({"DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER"})] * 2
