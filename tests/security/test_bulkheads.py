@@ -488,6 +488,7 @@ def test_calls_beyond_an_owner_s_part_of_the_time_are_left_out_and_counted(trace
     tracer.session.roster.whom = lambda pid: Whom(tracer.session.roster.by_pid[pid][0])
     tracer._calls._steps.store = lambda *_, **__: None
     tracer._gpu.callers.return_value = set()
+    tracer._calls._probing.until_ns.return_value = 1 << 62
     tracer.session.roster.adopt_callers.return_value = False
     launches = np.zeros(5000, records.LAUNCH)
     launches["pid"], launches["call"] = [*[7] * 4000, *[8] * 1000], BY_SYMBOL["cuLaunchKernel"].id
