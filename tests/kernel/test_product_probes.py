@@ -60,7 +60,7 @@ def test_what_calls_another_library_is_probed_first() -> None:
         refused={}, probed=set(), _attach_optional=lambda attachment, subject: order.append(attachment.library.path),
         attachments=[SimpleNamespace(library=SimpleNamespace(path=role, roles=(role,)))
                      for role in ("libcublasLt", "libtorch_cpu", "libcublas")],
-        write_prices=lambda: None, _patience=SimpleNamespace(begin=list),
+        write_prices=lambda: None, _patience=SimpleNamespace(begin=list), _let_window_go=lambda _: None,
     )  # fmt: skip
     assert Probes.attach_optional(probes, "math") == 0
     assert order == ["libtorch_cpu", "libcublas", "libcublasLt"]
