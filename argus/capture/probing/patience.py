@@ -323,7 +323,7 @@ class Patience:
         self._tried_late.add(own)
         return False
 
-    def wait_until_gone(self, accounts: AbstractSet[Users], waited_s: float) -> bool:
+    def charge_going(self, accounts: AbstractSet[Users], waited_s: float) -> bool:
         """Probes of a window that is over are waited for, so long since this was called last. Returns whether one of
         the accounts has time left."""
         self._going.fill()

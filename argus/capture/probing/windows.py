@@ -219,7 +219,7 @@ class Window:
             waited_s = (now_ns - max(self._looked_ns, end_ns + GOING_NS)) / 1e9
             going = {attachment.users for attachment, _ in self.there()}
             bounded = {account for account in going if not account <= alone}
-            have_time = patience.wait_until_gone(bounded, waited_s)
+            have_time = patience.charge_going(bounded, waited_s)
             self._gone = bounded == going and not have_time
         self._looked_ns = now_ns
         return self._gone

@@ -326,8 +326,9 @@ def _folders(pid: int, root: int, rights: Rights, mounts: list[_Mount]) -> Itera
             yield folder, rights
             continue
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, mapped.Refused):
-            if mapped.same_place(root, path, f"{PROC}/{pid}/{link}") is not None:
-                yield folder, rights.with_owner(mapped.owner_in_root(root, folder))
+            if (status := mapped.same_place(root, path, f"{PROC}/{pid}/{link}")) is not None:
+                owner = status.st_uid if link == "cwd" else mapped.owner_in_root(root, folder)
+                yield folder, rights.with_owner(owner)
 
 
 def _begin(pid: int, name: str, size: int) -> bytes:

@@ -343,17 +343,9 @@ class Calls:
         self._calls = np.empty((0, 6), np.int64)
         self._fresh: list[NDArray[np.int64]] = []
 
-    def feed(
-        self,
-        ts_ns: NDArray[np.int64],
-        tid: NDArray[np.int64],
-        what: NDArray[np.uint8],
-        nbytes: NDArray[np.int64],
-        comm: NDArray[np.uint64] | None = None,
-        peer: NDArray[np.int32] | None = None,
-    ) -> None:
-        """Takes calls, as :func:`call_rows`."""
-        self.feed_rows(call_rows(ts_ns, tid, what, nbytes, comm, peer))
+    def feed(self, *columns: NDArray[Any]) -> None:
+        """Takes calls: what :func:`call_rows` takes."""
+        self.feed_rows(call_rows(*columns))
 
     def feed_rows(self, calls: NDArray[np.int64]) -> None:
         """Takes calls: rows of :func:`call_rows`, shape (n, 6)."""

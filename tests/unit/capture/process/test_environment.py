@@ -247,3 +247,16 @@ def test_a_ref_leads_to_no_file_above_the_refs(process: Callable[..., Path]) -> 
     (git / "elsewhere").write_text(f"{COMMIT}\n")
     (git / "HEAD").write_text("ref: refs/../elsewhere\n")
     assert "git.commit" not in process_facts(PID)
+
+
+@pytest.mark.parametrize(("whose", "is_known"), [(lambda: os.getuid(), True), (lambda: 65534, False)])
+def test_nothing_is_looked_for_on_a_file_system_of_another_user(
+    process: Callable[..., Path], tmp_path: Path, whose: Callable[[], int], is_known: bool
+) -> None:
+    """It may not answer."""
+    git = process() / "repo" / ".git"
+    mount = f"40 30 0:50 / /repo rw,nosuid - fuse x rw,user_id={whose()},group_id=0\n"
+    (tmp_path / "proc" / str(PID) / "mountinfo").write_text(mount)
+    git.mkdir()
+    (git / "HEAD").write_text(f"{COMMIT}\n")
+    assert ("git.commit" in process_facts(PID)) is is_known
