@@ -178,8 +178,8 @@ def import_whatif(path: Path, meta: Path | None, job: str | None, output_format:
         click.echo(json.dumps(summary, indent=2))
         return
     click.echo(
-        f"{path.name}: {summary['operations']:,} operations of {summary['ranks']} ranks in {summary['steps']} steps of "
-        f"{duration(whatif_parquet.median_step_ns(trace))}"
+        f"{printable(path.name)}: {summary['operations']:,} operations of {summary['ranks']} ranks in "
+        f"{summary['steps']} steps of {duration(whatif_parquet.median_step_ns(trace))}"
     )
     _print_stored(job, run, url, trace.report, trace.notes)
 

@@ -24,6 +24,10 @@ from argus.capture.process.symbols import readable
 from argus.capture.python import interpreter, layouts
 from argus.capture.reader import reader as process_reader
 from argus.cli.main import main
+from argus.compare.observe import exposed
+from argus.compare.observe.plan import Readings
+from argus.health.check import Look
+from argus.health.checks import xid
 from argus.importers import iterations_csv, kineto, nsys, whatif_parquet
 from argus.importers.iterations_csv import Columns
 from argus.model.errors import ArgusError
@@ -339,6 +343,25 @@ def test_a_store_that_root_may_not_use_says_what_to_do(
     output = capsys.readouterr().err
     assert "it belongs to nobody" in output
     assert "chown -R root:root" in output
+
+
+@pytest.mark.parametrize("head", ["6,1,200²", "²,1,200", f"6,1,{'9' * 5000}", f"{'9' * 5000},1,200"])
+def test_a_record_of_a_kernel_log_with_no_numbers_is_passed_over(head: str, tmp_path: Path) -> None:
+    code = "9" * 5000
+    (tmp_path / "kmsg").write_text(
+        f"{head},-;NVRM: loading\n6,2,200,-;NVRM: Xid (PCI:0000:3b:00): {code}, x\n"
+        f"6,3,200,-;nvidia-nvswitch{code}: SXid (PCI:0000:c1:00.0): {code}, Fatal, x\n"
+    )
+    found = xid.check(Look({"hours": 1e6, "ignore": []}, kmsg=tmp_path / "kmsg"))
+    assert (found.status, found.figures) == ("ok", {"xids": 0.0, "sxids": 0.0})
+
+
+def test_a_histogram_of_too_many_takes_no_memory() -> None:
+    """Its lines add up to more than a count may be: each of them stood for a hundred thousand latencies."""
+    lines = [f'a_bucket{{n="{n}",le="{le}"}} {1 << 53}' for n in range(100) for le in ("1", "+Inf")]
+    ((name, one),) = exposed.histograms("\n".join(lines)).items()
+    values, count, _ = exposed.samples_between(exposed.Histogram(), one, name, Readings())
+    assert (len(values), count) == (exposed.MOST_SAMPLES, 1 << 53)
 
 
 def test_numpy_is_of_a_version_that_refuses_what_does_not_fit() -> None:

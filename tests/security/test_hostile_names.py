@@ -14,6 +14,7 @@ import pty
 import re
 import select
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from rich.console import Console
 
 from argus.cli import completion
 from argus.cli.live import Scene, frame, plain_line
-from argus.cli.main import VERBS
+from argus.cli.main import VERBS, cli
 from argus.cli.output import SafeText, styled
 from argus.health.output import FORMATS
 from argus.model.text import harmless, printable
@@ -37,10 +38,14 @@ from argus.simulate.write import Spec, write
 from argus.store.open import open_store
 from argus.store.schema_files import table_columns
 from argus.store.writer import Writer
+from tests.builders import flight_dumps, training_job
 from tests.builders.live_views import a_view, degraded
+from tests.e2e.verbs import commands
 from tests.forked import ROOT, argus_bytes
 from tests.stores import new_store
 from tests.terminal import Terminal
+from tests.unit.importers import test_nsys
+from tests.unit.importers.dumps import test_ras
 
 EVIL = "\x07\rFORGED owned\x1b]0;x\x07\x9b2J[/bold]\u202e\nFORGED \x1b[8m\x1b[1A\x1b[2K\r\x1b[2K"
 """Its first 15 bytes, of which a thread's name consists, end a line, too."""
@@ -153,15 +158,83 @@ def profile(folder: Path) -> Path:
     ]  # fmt: skip
     events += [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "pid": 1, "tid": 1, "ts": 100 * n,
                 "dur": 99} for n in range(10)]  # fmt: skip
-    path = folder / f"trace{EVIL.replace('/', '')}.json"
+    path = folder / f"trace{_IN_NAME}.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, "deviceProperties": []}))
     return path
 
 
+_IN_NAME = EVIL.replace("/", "")
+_MEANT = {"version", "timestamp", "nccl_version", "inspector_output_format_version", "coll", "state", "profiling_name"}
+"""Keys of texts without which a recording is none."""
+
+
+def named(value: Any, key: str = "") -> Any:
+    """A recording with something behind each text in it."""
+    if isinstance(value, dict):
+        return {name: named(each, name) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [named(each, key) for each in value]
+    return f"{value}{EVIL}" if isinstance(value, str) and key not in _MEANT else value
+
+
+def dumps(folder: Path) -> Path:
+    """PyTorch's dumps of NCCL calls."""
+    hang = flight_dumps.run(flight_dumps.job(1, 1, 4), [flight_dumps.Fault("cpu", 2, 9)])
+    written = flight_dumps.write(folder / f"dumps{_IN_NAME}", hang, as_json=True)
+    for path in written.iterdir():
+        path.write_text(json.dumps(named(json.loads(path.read_text()))))
+    return written
+
+
+def ras(folder: Path) -> Path:
+    path = folder / f"ras{_IN_NAME}.json"
+    path.write_text(json.dumps(named(test_ras.report([5, 5, 4], gone=(1,)))))
+    return path
+
+
+def inspected(folder: Path) -> Path:
+    path = folder / f"inspector{_IN_NAME}.log"
+    lines = [named(test_ras.line(rank, seq, 900)) for seq in range(1, 21) for rank in range(2)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def nsight(folder: Path) -> Path:
+    """An export of Nsight Systems."""
+    path = test_nsys.export(folder / f"report{_IN_NAME}.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE StringIds SET value = value || ?", (EVIL,))
+    return path
+
+
+def times(folder: Path) -> Path:
+    path = folder / f"times{_IN_NAME}.csv"
+    quoted = '"' + EVIL.replace('"', '""') + '"'
+    lines = [f'"host{rank}{EVIL}",{step},{50 + step % 3}' for rank in range(2) for step in range(20)]
+    path.write_text("\n".join([f"{quoted},step,ms", *lines]) + "\n", newline="")
+    return path
+
+
+def operations(folder: Path) -> Path:
+    """Operations of pipeline stages."""
+    trace, meta = training_job.write(folder, training_job.rows(steps=3))
+    meta.unlink()
+    return trace.rename(folder / f"made{_IN_NAME}.parquet")
+
+
+GIVEN = "given"
+"""What others wrote, not Argus."""
+RECORDINGS = {
+    "PROFILE": profile, "DUMPS": dumps, "RAS": ras, "INSPECTED": inspected, "NSIGHT": nsight, "TIMES": times,
+    "OPERATIONS": operations,
+}  # fmt: skip
+
+
 def placed(word: str, folder: Path) -> str:
     """A word with what lies in a folder of the test."""
-    if word == "PROFILE":
-        return str(profile(folder))
+    if word in RECORDINGS:
+        (given := folder / GIVEN).mkdir()
+        return str(RECORDINGS[word](given))
     return word.replace("PAGES", str(folder)).replace("SPOOL", f"spool://{folder}/spool")
 
 
@@ -171,7 +244,29 @@ COMMANDS: dict[str, list[list[str]]] = {
     "run": [["--user", f"nobody{EVIL}", "--", "true"]],
     "arm": [["--status"]],
     "dump": [[f"{EVIL}"]],
-    "import": [[f"x{EVIL}"], ["kineto", "PROFILE", "--store", "SPOOL"]],
+    "import": [
+        [f"x{EVIL}"],
+        ["kineto", "PROFILE", "--store", "SPOOL"],
+        ["nsys", "NSIGHT", "--store", "SPOOL"],
+        ["whatif", "OPERATIONS", "--store", "SPOOL"],
+        ["whatif", "OPERATIONS", "--meta", f"/nowhere{EVIL}"],
+        [
+            "iterations",
+            "TIMES",
+            "--rank-column",
+            EVIL,
+            "--step-column",
+            "step",
+            "--duration-column",
+            "ms",
+            "--store",
+            "SPOOL",
+        ],
+        ["iterations", "TIMES", "--rank-column", f"x{EVIL}", "--step-column", "step", "--duration-column", "ms"],
+        ["flight-recorder", "DUMPS", "--store", "SPOOL"],
+        ["ras", "RAS", "--store", "SPOOL"],
+        ["inspector", "INSPECTED", "--store", "SPOOL"],
+    ],
     "simulate": [["--fault", f"x{EVIL}"]],
     "demo": [["--seed", f"x{EVIL}"]],
     "diagnose": [[], ["-v"], ["--sql"], ["--format", "json"], ["--job", f"no{EVIL}"], ["--rank", "1"]],
@@ -211,9 +306,25 @@ COMMANDS: dict[str, list[list[str]]] = {
         ),
         [f"SELECT '{EVIL}' FROM nowhere"],
     ],
-    "health": [["report", "--all"], ["--trend"], ["--only", f"x{EVIL}"], ["--config", f"/nowhere{EVIL}"]],
-    "store": [["status"], ["load", f"/nowhere{EVIL}"], ["rm", f"x{EVIL}", "--yes"]],
+    "health": [
+        ["report", "--all"],
+        ["--trend"],
+        ["--only", f"x{EVIL}"],
+        ["--config", f"/nowhere{EVIL}"],
+        ["install-cron", "--print", "--user", f"x{EVIL}"],
+        ["install-cron", "--print", "--mail", f"x{EVIL}"],
+        ["install-cron", "--print", "--config", f"/nowhere{EVIL}"],
+        ["install-cron", "--cron-file", f"/nowhere{EVIL}/x"],
+    ],
+    "store": [
+        ["status"],
+        ["init", "--ttl", f"x{EVIL}"],
+        ["init", "--store", f"clickhouse://x{EVIL}"],
+        ["load", f"/nowhere{EVIL}"],
+        ["rm", f"x{EVIL}", "--yes"],
+    ],
     "observe": [
+        ["run", "--out", "FILE.runs", "--repeat", "2", "--", f"x{EVIL}"],
         ["doctor"],
         ["report", f"/nowhere{EVIL}"],
         ["export", f"/nowhere{EVIL}", "--sanitize"],
@@ -229,6 +340,9 @@ COMMANDS: dict[str, list[list[str]]] = {
 
 
 def test_every_verb_is_here() -> None:
+    """And every command that is part of one."""
+    run = [" ".join((verb, *words)) for verb, every in COMMANDS.items() for words in every]
+    assert [name for name in commands(cli) if not any(f"{line} ".startswith(f"{name} ") for line in run)] == []
     assert COMMANDS.keys() == VERBS.keys()
 
 
@@ -248,7 +362,7 @@ def test_what_a_verb_prints_is_text(verb: str, words: list[str], store: str, tmp
         assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
     assert b"internal error" not in done.stderr, done.stderr
     for path in tmp_path.rglob("*"):
-        if path.suffix in TEXTS and path.is_file():
+        if path.suffix in TEXTS and path.is_file() and GIVEN not in path.parts:
             found = BAD.search(text := path.read_text("utf-8"))
             assert found is None, (path, text[max(found.start() - 200, 0) : found.end() + 50])
 

@@ -130,10 +130,11 @@ def samples_between(
     limits = sorted(after.counts)
     reached = np.array([after.counts[limit] - before.counts.get(limit, 0.0) for limit in limits])
     each = np.maximum(np.diff(np.maximum.accumulate(np.maximum(reached, 0.0)), prepend=0.0), 0.0)
-    count = int(min(round(float(each.sum())), int(_MOST)))
+    counted = float(each.sum())
+    count = int(min(round(counted), int(_MOST)))
     if not count:
         return np.empty(0), 0, None
-    kept = each * min(1.0, MOST_SAMPLES / count)
+    kept = each * min(1.0, MOST_SAMPLES / counted)
     parts = []
     for low, high, many in zip([0.0, *limits[:-1]], limits, kept, strict=True):
         number = math.ceil(many) if many > 0 else 0  # a rare one stays

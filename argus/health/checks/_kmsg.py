@@ -10,6 +10,10 @@ from collections.abc import Iterator
 
 from argus.health.check import Absent, Blind, Look
 
+_HEAD = re.compile(r"([0-9]{1,10}),[0-9]{1,20},(-?[0-9]{1,20})(?:,|$)")
+"""Facility and level, number, and time, us."""
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
+"""A byte that is no printable ASCII, and the backslash (kernel/printk/printk.c)."""
 _OF_PROCESSES = re.compile(
     r".{0,15}(\[\d+\]:? | ?\(\d+\)[ :]|/\d+: | invoked oom-killer: | uses obsolete |: (page allocation|vmalloc)[ :]"
     r"|: packet size is |: attempt to access beyond |: sending ioctl )"
@@ -41,12 +45,11 @@ def messages(look: Look, hours: float) -> Iterator[tuple[float, str]]:
     try:
         for line in _lines(log):
             head, _, text = line.partition(";")
-            fields = head.split(",")
-            if len(fields) < 3 or not fields[2].lstrip("-").isdigit() or line.startswith(" "):
+            if (fields := _HEAD.match(head)) is None:
                 continue  # a continuation: KEY=value
             records += 1
-            text = text.encode().decode("unicode_escape", errors="replace")  # one character a byte
-            if not fields[0].isdigit() or int(fields[0]) >> 3 or _OF_PROCESSES.match(text):
+            text = _ESCAPED.sub(lambda byte: chr(int(byte[1], 16)), text)
+            if int(fields[1]) >> 3 or _OF_PROCESSES.match(text):
                 continue
             age = now - int(fields[2]) / 1e6
             if age <= hours * 3600:

@@ -68,8 +68,10 @@ CODES: dict[int, tuple[str, bool, str]] = {
     157: ("a memory resource could not be retired", True, _REPLACE),
     158: ("the GPU timed out for good", True, _RESET),
 }
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?((?:[0-9a-fA-F]+:)+[0-9a-fA-F.]+)\): (\d+)(.*)")
-_SXID = re.compile(r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Non-fatal|Fatal)(.*)", re.IGNORECASE)
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?((?:[0-9a-fA-F]+:)+[0-9a-fA-F.]+)\): ([0-9]{1,5})\b(.*)")
+_SXID = re.compile(
+    r"nvidia-nvswitch([0-9]+): SXid \(PCI:([0-9a-fA-F:.]+)\): ([0-9]{1,5}), (Non-fatal|Fatal)(.*)", re.IGNORECASE
+)
 
 
 def check(look: Look) -> Result:

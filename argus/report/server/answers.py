@@ -162,28 +162,33 @@ class Answers:
     def _page(self, asked: Asked) -> _Kept:
         with self._guard:
             lock = self._locks.setdefault(asked, threading.Lock())
-        with lock:
-            version = self.version(asked)
+        try:
+            with lock:
+                return self._built(asked)
+        finally:
             with self._guard:
-                kept = self._pages.get(asked)
-                if kept is not None and kept.version == version:
-                    self._pages.move_to_end(asked)
-                    return kept
-            began_s = self._clock()
-            built = self._build(self._store, asked)
-            answer = {"page": built.page, "arrays": packed(built.arrays), "version": version}
-            text, ended_s = _json(answer), self._clock()
-            rests_s = min(REST * (ended_s - began_s), MOST_REST_S)
-            kept = _Kept(version, text, built.zoom, ended_s + rests_s)
-            with self._guard:
-                self._pages[asked] = kept
+                for old in [one for one, lock in self._locks.items() if one not in self._pages and not lock.locked()]:
+                    del self._locks[old]
+
+    def _built(self, asked: Asked) -> _Kept:
+        version = self.version(asked)
+        with self._guard:
+            kept = self._pages.get(asked)
+            if kept is not None and kept.version == version:
                 self._pages.move_to_end(asked)
-                while len(self._pages) > PAGES:
-                    self._pages.popitem(last=False)
-                for old in [one for one in self._locks if one not in self._pages and one != asked]:
-                    if not self._locks[old].locked():
-                        del self._locks[old]
-            return kept
+                return kept
+        began_s = self._clock()
+        built = self._build(self._store, asked)
+        answer = {"page": built.page, "arrays": packed(built.arrays), "version": version}
+        text, ended_s = _json(answer), self._clock()
+        rests_s = min(REST * (ended_s - began_s), MOST_REST_S)
+        kept = _Kept(version, text, built.zoom, ended_s + rests_s)
+        with self._guard:
+            self._pages[asked] = kept
+            self._pages.move_to_end(asked)
+            while len(self._pages) > PAGES:
+                self._pages.popitem(last=False)
+        return kept
 
 
 def asked_for(parameters: dict[str, str]) -> Asked:

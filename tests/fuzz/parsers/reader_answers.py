@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -41,6 +42,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "group": {"found": ["name", 0, 2]},
     "place": {"found": [1, 0, 2]},
     "probed": {"found": True},
+    "instructions": {"heads": ["55", "c3"], "places": [[[16, "55", 0, [0, 1]], [17, "90", 1, [0]]]]},
     "texts": {"lengths": [4], "found": [4]},
     "refresh": {"moved": True, "grows": False},
     "find_python": {"found": {"version": [3, 11, 2], "state": "on", "path": "/p", "settled": True}},
@@ -104,6 +106,17 @@ def _open_helper() -> None:
         os.close(place)
 
 
+def _look_at_functions() -> list[instructions.Place]:
+    library: Any = SimpleNamespace(pid=PID, file=SimpleNamespace(fd=0, device="08:01"))
+    code = instructions.RemoteCode(library)
+    code.look_ahead([0, 16])
+    found = code.places(16, throws=False)
+    assert found[0].offset == 16
+    assert all(0 <= each.offset - 16 < instructions.LINE_BYTES for each in found)
+    assert all(len(each) <= instructions.LONGEST for each in (code.at(0), *(one.code for one in found)))
+    return found
+
+
 def _questions(symbols: RemoteSymbols) -> list[Callable[[], object]]:
     no_frames, address = np.empty(0, records.FRAME), np.array([1 << 40], np.uint64)
     python = RemotePython(symbols)
@@ -117,6 +130,7 @@ def _questions(symbols: RemoteSymbols) -> list[Callable[[], object]]:
         lambda: pytorch.read_group(PID, 1 << 40, LAYOUT),
         lambda: nccl.read_place(PID, 1 << 40, 64),
         lambda: instructions.has_probes(PID, ("08:01", 7), [4096]),
+        _look_at_functions,
         lambda: reader.proc_file(PID, "environ"),
         lambda: reader.maps(PID),
         symbols.refresh,

@@ -213,6 +213,13 @@ def test_who_asks_at_the_same_time_shares_a_page(answers: Answers, stored: Store
     assert stored.built == [Asked("a", 1)]
 
 
+def test_who_asks_for_runs_that_cannot_be_shown_takes_no_memory(answers: Answers) -> None:
+    for run in range(100):
+        with pytest.raises(ArgusError):
+            answers.page(Asked("gone", run))
+    assert not answers._locks
+
+
 def test_a_long_list_of_runs_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [JobRun("a", run, 1, 1, 1, 0, run, False, 5, 9, "", "", [], 0) for run in range(MOST_RUNS + 7)]
     monkeypatch.setattr(answers_module, "find_job_runs", lambda _: list(runs))
