@@ -9,9 +9,11 @@ little else, so only LF ends one:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
+import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -134,8 +136,7 @@ class Rights:
     """What all of some users may read, by owners and modes of files.
 
     Argus may read every file of a node. What lies at a path that a process chose is read for it only if it could do so
-    itself: otherwise a link would have Argus store what is in another user's file. Lists of access (ACLs) are not
-    looked at: who is allowed more by one is refused here, and a file that has one.
+    itself: otherwise a link would have Argus store what is in another user's file.
 
     Attributes:
         users: Each must be allowed to; root is.
@@ -155,28 +156,91 @@ class Rights:
             return self
         return replace(self, owners=self.owners | {user}, guests=self.guests | {user})
 
-    def may_pass(self, status: os.stat_result, *, ask_guests: bool = False) -> bool:
-        """Whether a part of a path, not the last one, may be gone through: a folder or a link."""
-        return not stat.S_ISDIR(status.st_mode) or self._may(status, _SEARCH, ask_guests)
+    def may_pass(self, fd: int, status: os.stat_result, *, ask_guests: bool = False) -> bool:
+        """Whether a part of a path, not the last one, may be gone through: a folder or a link.
 
-    def may_read(self, status: os.stat_result) -> bool:
+        Args:
+            fd: It (O_PATH suffices).
+            status: The same's.
+            ask_guests: Whether it is guests' to choose.
+        """
+        return not stat.S_ISDIR(status.st_mode) or self._may(fd, status, _SEARCH, ask_guests)
+
+    def may_read(self, fd: int, status: os.stat_result) -> bool:
         """Whether a file, or the names in a folder, may be read."""
-        return self._may(status, _READ | _SEARCH if stat.S_ISDIR(status.st_mode) else _READ, ask_guests=True)
+        return self._may(fd, status, _READ | _SEARCH if stat.S_ISDIR(status.st_mode) else _READ, ask_guests=True)
 
-    def _may(self, status: os.stat_result, wanted: int, ask_guests: bool) -> bool:
-        guests = self.guests if ask_guests else frozenset[int]()
-        allowed = [self._bits(user, status, self.groups) for user in self.users if user != 0]
-        allowed += [self._bits(user, status, frozenset()) for user in guests if user != 0]
-        return all(bits & wanted == wanted for bits in allowed)
+    def _may(self, fd: int, status: os.stat_result, wanted: int, ask_guests: bool) -> bool:
+        asked = [(user, self.groups) for user in self.users if user != 0]
+        asked += [(user, frozenset[int]()) for user in (self.guests if ask_guests else ()) if user != 0]
+        if not asked:
+            return True
+        access = access_of(fd, status)
+        return access is not None and all(access.allows(user, groups, wanted) for user, groups in asked)
 
-    @staticmethod
-    def _bits(user: int, status: os.stat_result, groups: frozenset[int]) -> int:
-        if user == status.st_uid:
-            return status.st_mode >> 6
-        if status.st_gid in groups:
-            return status.st_mode >> 3
-        # Whoever is in that group by another way has no more than the group.
-        return status.st_mode & status.st_mode >> 3
+
+@dataclass(frozen=True)
+class Access:
+    """Who may do what to a file: its mode, and the list that it may have besides (acl(5)).
+
+    Attributes:
+        owner, other: What its owner may do, and who is named nowhere: bits as of a mode.
+        uid: Its owner.
+        users, groups: What others may do who are named, by number; its own group's among them.
+    """
+
+    owner: int
+    other: int
+    uid: int
+    users: dict[int, int]
+    groups: dict[int, tuple[int, ...]]
+
+    def allows(self, user: int, groups: frozenset[int], wanted: int) -> bool:
+        """Whether a user may, who is in these groups for certain: in others he may be as well."""
+        if user == self.uid:
+            return self.owner & wanted == wanted
+        if user in self.users:
+            return self.users[user] & wanted == wanted
+        if known := [bits for group in groups & self.groups.keys() for bits in self.groups[group]]:
+            return any(bits & wanted == wanted for bits in known)
+        # Whoever is in a group by another way has no more than the group.
+        every = [self.other, *(bits for all_bits in self.groups.values() for bits in all_bits)]
+        return all(bits & wanted == wanted for bits in every)
+
+
+_LIST = "system.posix_acl_access"
+_USER, _OWN_GROUP, _GROUP, _MASK = 0x02, 0x04, 0x08, 0x10
+"""Kinds of entries (include/uapi/linux/posix_acl.h)."""
+_ENTRY = struct.Struct("<HHI")
+_VERSION = b"\x02\0\0\0"
+
+
+def access_of(fd: int, status: os.stat_result) -> Access | None:
+    """Of a file; None: its list cannot be read.
+
+    Args:
+        fd: It (O_PATH suffices).
+        status: The same's.
+    """
+    mode, whole = status.st_mode, 0o7
+    entries: list[tuple[int, int, int]] = []
+    try:
+        listed = os.getxattr(f"/proc/self/fd/{fd}", _LIST)
+    except OSError as failure:
+        if failure.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+            return None
+    else:
+        if listed[:4] != _VERSION or len(listed) % _ENTRY.size != 4:
+            return None
+        entries = list(_ENTRY.iter_unpack(listed[4:]))
+        whole = next((bits for kind, bits, _ in entries if kind == _MASK), whole)
+    own = [bits for kind, bits, _ in entries if kind == _OWN_GROUP] or [mode >> 3 & 0o7]
+    groups = {status.st_gid: tuple(bits & whole for bits in own)}
+    for kind, bits, group in entries:
+        if kind == _GROUP:
+            groups[group] = (*groups.get(group, ()), bits & whole)
+    users = {user: bits & whole for kind, bits, user in entries if kind == _USER}
+    return Access(mode >> 6 & 0o7, mode & 0o7, status.st_uid, users, groups)
 
 
 def rights_of(pid: int) -> Rights:

@@ -4,7 +4,9 @@ wait, and has nothing read for a process that it may not read itself."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -260,15 +262,17 @@ def test_what_may_not_be_read_of_a_repository_makes_no_other_commit(shared: Path
     with working_in(shared / "job" / "inner", HONEST) as pid:
         assert environment.process_facts(pid)["git.commit"] == "c" * 40
         (inner / "refs/heads/main").chmod(0o600)
-        assert "git.commit" not in environment.process_facts(pid)
+        facts = environment.process_facts(pid)
+        assert "git.commit" not in facts
+        assert facts[environment.UNREADABLE] == "git.commit"
         os.chown(inner / "refs/heads/main", 1000, 1000)
         os.chown(inner / "HEAD", 2000, 2000)
         assert "git.commit" not in environment.process_facts(pid)
 
 
 @AS_ROOT
-@pytest.mark.parametrize("how", ["hard link", "written by all", "ACL"])
-def test_a_file_that_others_may_have_chosen_or_forbid_is_not_read(shared: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["hard link", "written by all"])
+def test_a_file_that_others_may_have_chosen_is_not_read(shared: Path, how: str) -> None:
     git = shared / "job" / ".git"
     git.mkdir()
     (git / "HEAD").write_text(f"{COMMIT}\n")
@@ -276,17 +280,24 @@ def test_a_file_that_others_may_have_chosen_or_forbid_is_not_read(shared: Path, 
         assert environment.process_facts(pid)["git.commit"] == COMMIT
         if how == "hard link":
             os.link(git / "HEAD", shared / "other")
-        elif how == "written by all":
-            (git / "HEAD").chmod(0o666)
         else:
-            # struct posix_acl_xattr_header and entries: owner rw, user 1000 nothing, group r, mask r, others r.
-            entries = ((1, 6, -1), (2, 0, 1000), (4, 4, -1), (16, 4, -1), (32, 4, -1))
-            acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
-            try:
-                os.setxattr(git / "HEAD", "system.posix_acl_access", acl)
-            except OSError:
-                pytest.skip("no lists of access on this file system")
+            (git / "HEAD").chmod(0o666)
         assert "git.commit" not in environment.process_facts(pid)
+
+
+@AS_ROOT
+def test_of_who_has_mounted_too_much_nothing_is_looked_for(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a namespace of one's own one may mount a hundred thousand."""
+    (shared / "job" / ".git").mkdir()
+    (shared / "job" / ".git/HEAD").write_text(f"{COMMIT}\n")
+    with working_in(shared / "job", HONEST) as pid:
+        size = len(Path(f"/proc/{pid}/mountinfo").read_bytes())
+        monkeypatch.setattr(environment, "_MOUNTS_BYTES", size + 1)
+        assert environment.process_facts(pid)["git.commit"] == COMMIT
+        monkeypatch.setattr(environment, "_MOUNTS_BYTES", size)
+        facts = environment.process_facts(pid)
+    assert "git.commit" not in facts
+    assert facts[environment.UNREADABLE] == "git.commit"
 
 
 @AS_ROOT
@@ -307,10 +318,7 @@ def test_a_project_of_a_group_has_its_commit(shared: Path) -> None:
         assert environment.process_facts(pid)["git.commit"] == COMMIT
 
 
-def a_status(uid: int, gid: int, mode: int) -> os.stat_result:
-    return os.stat_result((mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
-
-
+@AS_ROOT
 @pytest.mark.parametrize(
     ("uid", "gid", "mode", "is_read"),
     [
@@ -324,9 +332,110 @@ def a_status(uid: int, gid: int, mode: int) -> os.stat_result:
         (0, 0, 0o600, False),
     ],
 )
-def test_the_bits_of_a_file_s_owner_its_group_or_others_count(uid: int, gid: int, mode: int, is_read: bool) -> None:
+def test_the_bits_of_a_file_s_owner_its_group_or_others_count(
+    folder: Path, uid: int, gid: int, mode: int, is_read: bool
+) -> None:
     rights = Rights(frozenset({7}), frozenset({8}), frozenset({0, 7}))
-    assert rights.may_read(a_status(uid, gid, 0o100000 | mode)) is is_read
-    assert not Rights(frozenset({7, 9}), frozenset(), frozenset()).may_read(a_status(7, 1, 0o100400))
-    assert Rights(frozenset({0}), frozenset(), frozenset()).may_read(a_status(7, 1, 0o100000))
-    assert rights.may_pass(a_status(uid, gid, 0o040000 | (mode & 0o444) >> 2)) is is_read
+    assert may(rights, made_as(folder / "file", uid, gid, mode)) == (is_read, True)
+    assert may(rights, made_as(folder / "folder", uid, gid, (mode & 0o444) >> 2))[1] is is_read
+    assert not may(Rights(frozenset({7, 9}), frozenset(), frozenset()), made_as(folder / "one", 7, 1, 0o400))[0]
+    assert may(Rights(frozenset({0}), frozenset(), frozenset()), made_as(folder / "none", 7, 1, 0))[0]
+
+
+def made_as(path: Path, uid: int, gid: int, mode: int) -> Path:
+    path.mkdir() if path.name == "folder" else path.touch()
+    os.chown(path, uid, gid)
+    path.chmod(mode)
+    return path
+
+
+def may(rights: Rights, path: Path) -> tuple[bool, bool]:
+    """Whether what lies there may be read, and gone through."""
+    fd = os.open(path, os.O_PATH)
+    try:
+        status = os.fstat(fd)
+        return rights.may_read(fd, status), rights.may_pass(fd, status)
+    finally:
+        os.close(fd)
+
+
+def put_list(path: Path, *entries: tuple[int, int, int]) -> None:
+    """Gives a file an access list. Entries (include/uapi/linux/posix_acl_xattr.h): kind (1 owner, 2 a user, 4 its
+    group, 8 a group, 16 mask, 32 others), bits, number."""
+    listed = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", listed)
+    except OSError as failure:
+        if failure.errno != errno.EOPNOTSUPP:
+            raise
+        pytest.skip("no lists of access on this file system")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("where", [".git", ".git/HEAD"])
+def test_whom_a_list_of_access_forbids_a_repository_has_none_of_it(shared: Path, where: str) -> None:
+    git = shared / "job" / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text(f"{COMMIT}\n")
+    put_list(shared / "job" / where, (1, 7, -1), (2, 0, 1000), (4, 5, -1), (16, 5, -1), (32, 5, -1))
+    with working_in(shared / "job", HONEST) as pid:
+        assert "git.commit" not in environment.process_facts(pid)
+    put_list(shared / "job" / where, (1, 7, -1), (2, 5, 1000), (4, 0, -1), (16, 5, -1), (32, 0, -1))
+    with working_in(shared / "job", HONEST) as pid:
+        assert environment.process_facts(pid)["git.commit"] == COMMIT
+
+
+def kernel_says(path: Path, user: int, groups: list[int], wanted: int) -> bool:
+    """Whether a process of a user, in these groups, may do that to what lies there."""
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups(groups)
+            os.setresgid(groups[0], groups[0], groups[0])
+            os.setresuid(user, user, user)
+            os._exit(not os.access(path, wanted))
+        finally:
+            os._exit(2)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code != 2
+    return code == 0
+
+
+@AS_ROOT
+def test_what_is_allowed_is_what_the_kernel_allows(folder: Path) -> None:
+    """Drawn owners, modes and lists of access: nothing more is ever allowed, and what is certain is not refused."""
+    draw = random.Random(20)
+    folder.chmod(0o755)
+    path = folder / "folder"
+    path.mkdir()
+    allowed = 0
+    for _ in range(400):
+        with contextlib.suppress(OSError):
+            os.removexattr(path, "system.posix_acl_access")
+        os.chown(path, draw.choice((0, 1000, 1001)), draw.choice((0, 2000, 2001)))
+        path.chmod(draw.randrange(0o1000))
+        users, groups = list[int](), list[int]()
+        if draw.random() < 0.8:
+            users = draw.sample((1000, 1001), draw.randrange(3))
+            groups = draw.sample((2000, 2001, 2002), draw.randrange(4))
+            put_list(
+                path,
+                (1, draw.randrange(8), -1),
+                *((2, draw.randrange(8), user) for user in sorted(users)),
+                (4, draw.randrange(8), -1),
+                *((8, draw.randrange(8), group) for group in sorted(groups)),
+                (16, draw.randrange(8), -1),
+                (32, draw.randrange(8), -1),
+            )
+        member = draw.sample((2000, 2001, 2002, 2003), draw.randrange(1, 4))
+        rights = Rights(frozenset({1000}), frozenset(member), frozenset({0, 1000}))
+        for wanted, found in zip((os.R_OK | os.X_OK, os.X_OK), may(rights, path), strict=True):
+            real = kernel_says(path, 1000, member, wanted)
+            assert real or not found, (path.stat(), member, wanted)
+            status = path.stat()
+            certain = 1000 in users or {status.st_gid, *groups} & {*member}
+            # Linux does not look at a list whose mask is 0 (fs/namei.c, acl_permission_check).
+            if status.st_uid == 1000 or (certain and status.st_mode & 0o070):
+                assert real == found, (status, member, wanted)
+            allowed += found
+    assert allowed > 100

@@ -224,7 +224,11 @@ def _versions(pid: int) -> dict[str, str]:
 def _commit(pid: int) -> str:
     """The commit that is checked out where its program lies, or where it was started; empty: there is none. A
     repository on another mount than that folder is not looked for: git does not, either, and whoever may write to a
-    folder above may mount one there that never answers."""
+    folder above may mount one there that never answers.
+
+    Raises:
+        OSError: There is a repository, and it cannot be read, or the process may not read it.
+    """
     rights, mounts = rights_of(pid), _mounts(pid)
     root = mapped.open_root(pid)
     try:
@@ -239,8 +243,6 @@ def _commit(pid: int) -> str:
                         return repository.checked_out(f"{folder}/{_GIT}")
                     except (FileNotFoundError, NotADirectoryError):
                         pass  # it is no repository; one around it may be
-                    except (PermissionError, mapped.Refused):
-                        return ""  # it is one, and not for the process to read
                 if folder in ("/", ""):
                     break
                 folder = posixpath.dirname(folder)

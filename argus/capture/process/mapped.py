@@ -431,7 +431,9 @@ def open_readable(root: int, path: str, rights: Rights, *, owned: str = "") -> F
     place = _walk_readable(root, path, rights, owned)
     try:
         status = os.fstat(place)
-        if not rights.may_read(status) or _has_acl(place):
+        with progress.look_up():
+            may_read = rights.may_read(place, status)
+        if not may_read:
             raise Refused(f"{path} may not be read by the process")
         if owned and stat.S_ISREG(status.st_mode) and (status.st_mode & 0o002 or status.st_nlink > 1):
             raise Refused(f"{path} may be somebody else's")
@@ -447,7 +449,7 @@ def _walk_readable(root: int, path: str, rights: Rights, owned: str = "") -> int
     def check(part: str, fd: int, status: os.stat_result) -> None:
         nonlocal chosen_by_guests
         _refuse_magic(part, fd, status)
-        if not rights.may_pass(status, ask_guests=chosen_by_guests):
+        if not rights.may_pass(fd, status, ask_guests=chosen_by_guests):
             raise Refused(f"{path} may not be read by the process")
         folder = stat.S_ISDIR(status.st_mode)
         if owned and (part == owned or not folder) and status.st_uid not in rights.owners:
@@ -456,13 +458,6 @@ def _walk_readable(root: int, path: str, rights: Rights, owned: str = "") -> int
 
     with progress.look_up():
         return files.walk(root, path, check)
-
-
-def _has_acl(place: int) -> bool:
-    try:
-        return bool(os.getxattr(f"/proc/self/fd/{place}", "system.posix_acl_access"))
-    except OSError:
-        return False  # it has none, as most, or its file system knows none
 
 
 def is_owned(root: int, path: str, rights: Rights, owned: str) -> bool:
@@ -543,7 +538,7 @@ def names_in_root(root: int, folder: str, rights: Rights, most: int = MOST_NAMES
     with contextlib.suppress(OSError), progress.look_up():
         place = _walk_readable(root, folder, rights)
         try:
-            if not rights.may_read(os.fstat(place)):
+            if not rights.may_read(place, os.fstat(place)):
                 return []
             fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
         finally:
