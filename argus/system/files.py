@@ -439,23 +439,45 @@ def _no_link_of_others(folder: Path) -> Callable[[str, int, os.stat_result], Non
     return check
 
 
+Check = Callable[[str, int, os.stat_result], None]
+
+
 def walk(
-    start: int, path: str, check: Callable[[str, int, os.stat_result], None] | None = None, *, follow: bool = True
+    start: int,
+    path: str,
+    check: Check | None = None,
+    *,
+    arrive: Callable[[str, int], None] | None = None,
+    follow: bool = True,
 ) -> int:
-    """What lies at a path, not opened (O_PATH). The path is followed here, part by part, and the kernel follows no link
-    of it: neither a link nor ``..`` leads out of the folder that it begins in.
+    """What lies at a path, not opened (O_PATH); else as ``find``."""
+    return find(start, path, check, arrive=arrive, follow=follow)[0]
+
+
+def find(
+    start: int,
+    path: str,
+    check: Check | None = None,
+    *,
+    arrive: Callable[[str, int], None] | None = None,
+    follow: bool = True,
+) -> tuple[int, str, os.stat_result]:
+    """What lies at a path, not opened (O_PATH), its path without links, and the status of the folder that it lies in.
+    The path is followed here, part by part, and the kernel follows no link of it: neither a link nor ``..`` leads out
+    of the folder that it begins in.
 
     Args:
         start: Descriptor of that folder. It counts as ``/``.
         path: The path.
         check: Is given each part on the way, a descriptor of it (O_PATH) and its status, and may raise.
+        arrive: Is given the same before its file system is asked for its status, and may raise.
         follow: Whether the last part may be a link. If not, a link is returned as what it is.
 
     Raises:
         OSError: It does not exist, or cannot be reached.
     """
     rest, links = _parts(path), 0
-    fds = [os.dup(start)]
+    fds, names = [os.dup(start)], [""]
     """Of each folder from the first on, for ``..``."""
     try:
         while rest:
@@ -463,10 +485,14 @@ def walk(
             if part == "..":
                 if len(fds) > 1:
                     os.close(fds.pop())
+                    names.pop()
                 continue
             if len(fds) > MAX_DEPTH:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
             fds.append(_open_part(fds[-1], part, folder=bool(rest)))
+            names.append(part)
+            if arrive is not None:
+                arrive(part, fds[-1])
             status = os.fstat(fds[-1])
             if check is not None:
                 check(part, fds[-1], status)
@@ -477,10 +503,12 @@ def walk(
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target = os.readlink("", dir_fd=fds[-1])
             os.close(fds.pop())
+            names.pop()
             rest += _parts(target)
             while target.startswith("/") and len(fds) > 1:
                 os.close(fds.pop())
-        return fds.pop()
+                names.pop()
+        return fds.pop(), "/".join(names) or "/", os.fstat(fds[-1] if fds else start)
     except OSError as failure:
         if not isinstance(failure, Untrusted):
             failure.filename = path

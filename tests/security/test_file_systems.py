@@ -23,6 +23,7 @@ from argus.capture.reader import progress, reader
 from argus.capture.reader.reader import Reader, Unreadable
 from argus.capture.reader.remote import RemoteSymbols
 from argus.model import calls, records
+from argus.system import proc as system_proc
 from tests.security.mapping_process import AS_NOBODY, NOBODY, mapping, mapping_of
 from tests.security.test_reader import AS_ROOT, HERE, made, running  # noqa: F401 - a fixture
 
@@ -204,13 +205,20 @@ def test_a_dead_file_system_below_the_program_is_the_one_that_its_files_are_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The table of mounts writes devices in decimal, everything else in hexadecimal: it was waited for twice."""
-    monkeypatch.setattr(environment, "PROC", tmp_path)
+    asked: list[str] = []
+    monkeypatch.setattr(system_proc, "PROC", tmp_path)
+    monkeypatch.setattr(progress, "refuse", asked.append)
+    monkeypatch.setattr(mapped, "mount_of", lambda fd: fd)
     (tmp_path / "7").mkdir()
     mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 254:16 / /data rw - nfs x rw\n"
     (tmp_path / "7" / "mountinfo").write_text(mounts)
-    found = [environment._mount_of(environment._mounts(7), path)[:2] for path in ("/root/x", "/data/x", "/datas")]
-    assert found == [("", "08:01"), ("/data", "fe:10"), ("", "08:01")]
-    assert found[0][1] == device_of(os.makedev(8, 1))
+    one = mapped.Mounts(7)
+    for number in (22, 30):
+        one.enter(number, frozenset())
+    assert asked == ["08:01", "fe:10"]
+    assert asked[0] == device_of(os.makedev(8, 1))
+    with pytest.raises(mapped.Refused):
+        one.enter(31, frozenset())
 
 
 @AS_ROOT

@@ -156,13 +156,9 @@ def test_a_file_system_of_another_user_is_not_believed(shared: Path, uid: int, o
         if process.stdout.readline() != b"mounted\n":
             pytest.skip("no file system in user space can be mounted here")
         with mapping([runtime], AS_VICTIM) as pid:
-            root = mapped.open_root(pid)
-            try:
-                refused = pytest.raises(PermissionError, match="others may change it")
-                with contextlib.nullcontext() if offered else refused:
-                    mapped.check_unchangeable(pid, root, str(where / NAME))
-            finally:
-                os.close(root)
+            refused = pytest.raises(PermissionError, match="others may change it")
+            with mapped.Tree(pid) as tree, contextlib.nullcontext() if offered else refused:
+                tree.check_unchangeable(str(where / NAME))
     finally:
         subprocess.run(["umount", "--lazy", where], check=False)
         process.kill()

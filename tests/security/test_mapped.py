@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from argus.capture.process import mapped
-from argus.system.proc import rights_of
 from tests.security.mapping_process import NOBODY, mapping, mapping_of, needs_root
 
 pytestmark = needs_root()
@@ -100,8 +99,8 @@ def test_absolute_links_lead_nowhere_outside_the_root_of_the_process(folder: Pat
             assert mapped.open_in_root(root, f"/{name}").read(9, 0) == b"its own"
     finally:
         os.close(root)
-    with pytest.raises(OSError) as failure:
-        mapped.open_beside(os.getpid(), str(folder / "magic"))
+    with mapped.Tree(os.getpid()) as tree, pytest.raises(OSError) as failure:
+        tree.file(str(folder / "magic"))
     assert failure.value.errno == errno.ELOOP
 
 
@@ -114,8 +113,8 @@ def test_what_is_no_regular_file_is_never_opened(folder: Path, kind: str) -> Non
         place.symlink_to("/dev/zero")
     else:
         place.mkdir()
-    with pytest.raises(mapped.Refused, match="no regular file"):
-        mapped.open_beside(os.getpid(), str(place))
+    with mapped.Tree(os.getpid()) as tree, pytest.raises(mapped.Refused, match="no regular file"):
+        tree.file(str(place))
 
 
 def test_a_lease_on_a_file_is_not_waited_for(folder: Path) -> None:
@@ -125,8 +124,8 @@ def test_a_lease_on_a_file_is_not_waited_for(folder: Path) -> None:
     before = signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK))
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        with pytest.raises(BlockingIOError):
-            mapped.open_beside(os.getpid(), str(folder / "leased.so"))
+        with mapped.Tree(os.getpid()) as tree, pytest.raises(BlockingIOError):
+            tree.file(str(folder / "leased.so"))
     finally:
         signal.signal(signal.SIGIO, before)
         os.close(fd)
@@ -208,10 +207,7 @@ def test_a_mapping_that_became_another_files_is_refused(folder: Path) -> None:
 def test_a_folder_of_a_million_names_is_read_in_part(folder: Path) -> None:
     for number in range(30):
         (folder / str(number)).touch()
-    root = os.open("/", os.O_PATH | os.O_DIRECTORY)
-    try:
-        assert len(mapped.names_in_root(root, str(folder), rights_of(os.getpid()), 20)) == 20
-        assert sorted(mapped.names_in_root(root, str(folder), rights_of(os.getpid()))) == sorted(map(str, range(30)))
-        assert mapped.names_in_root(root, str(folder / "none"), rights_of(os.getpid())) == []
-    finally:
-        os.close(root)
+    with mapped.Tree(os.getpid()) as tree:
+        assert len(tree.names(str(folder), 20)) == 20
+        assert sorted(tree.names(str(folder))) == sorted(map(str, range(30)))
+        assert tree.names(str(folder / "none")) == []

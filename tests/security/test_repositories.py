@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture.process import environment, pytorch
+from argus.capture.process import environment, mapped, pytorch
+from argus.capture.process.mapped import Mapping, device_of
 from argus.capture.reader.reader import Reader
 from argus.system.proc import Rights
 from tests.security.mapping_process import AS_NOBODY
@@ -144,9 +145,12 @@ def test_a_version_that_a_process_may_not_read_is_none(shared: Path) -> None:
     version = shared / "secret"
     version.write_text("__version__ = '2.9.0'\n")
     version.chmod(0o600)
-    as_nobody(f"mkdir -p {shared}/x/torch/lib && ln -s {version} {shared}/x/torch/version.py")
+    place = shared / "x/torch"
+    as_nobody(f"mkdir -p {place}/lib && touch {place}/lib/libtorch_cpu.so && ln -s {version} {place}/version.py")
     with working_in(shared / "job", AS_NOBODY) as pid:
-        library = str(shared / "x/torch/lib/libtorch_cpu.so")
+        status = (place / "lib/libtorch_cpu.so").stat()
+        device, path = device_of(status.st_dev), str(place / "lib/libtorch_cpu.so")
+        library = Mapping(0, 0, 0, device, status.st_ino, path, deleted=False)
         assert pytorch.layout_of(pid, library) is None
         version.chmod(0o644)
         assert pytorch.layout_of(pid, library) is not None
@@ -290,14 +294,24 @@ def test_of_who_has_mounted_too_much_nothing_is_looked_for(shared: Path, monkeyp
     """In a namespace of one's own one may mount a hundred thousand."""
     (shared / "job" / ".git").mkdir()
     (shared / "job" / ".git/HEAD").write_text(f"{COMMIT}\n")
-    with working_in(shared / "job", HONEST) as pid:
-        size = len(Path(f"/proc/{pid}/mountinfo").read_bytes())
-        monkeypatch.setattr(environment, "_MOUNTS_BYTES", size + 1)
-        assert environment.process_facts(pid)["git.commit"] == COMMIT
-        monkeypatch.setattr(environment, "_MOUNTS_BYTES", size)
-        facts = environment.process_facts(pid)
-    assert "git.commit" not in facts
-    assert facts[environment.UNREADABLE] == "git.commit"
+    where = shared / "job" / "mounted"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "x", str(where)], check=True)
+    try:
+        (where / ".git").mkdir()
+        (where / ".git/HEAD").write_text(f"{OTHER}\n")
+        with working_in(where, HONEST) as pid:
+            size = len(Path(f"/proc/{pid}/mountinfo").read_bytes())
+            monkeypatch.setattr(mapped, "MOUNTS_BYTES", size + 1)
+            assert environment.process_facts(pid)["git.commit"] == OTHER
+            monkeypatch.setattr(mapped, "MOUNTS_BYTES", size // 2)
+            facts = environment.process_facts(pid)
+            assert "git.commit" not in facts
+            assert facts[environment.UNREADABLE] == "git.commit"
+        with working_in(shared / "job", HONEST) as pid:
+            assert environment.process_facts(pid)["git.commit"] == COMMIT, "of root's own mount nothing is asked"
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
 
 
 @AS_ROOT

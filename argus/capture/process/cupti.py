@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
-from argus.capture.process.mapped import Refused, check_unchangeable, mount_of, names_in_root, open_root
+from argus.capture.process.mapped import Refused, Tree, mount_of
 from argus.capture.reader import left_out, progress, reader
 from argus.capture.reader.reader import Answer, Malformed, integers, text
 from argus.system.files import Untrusted
-from argus.system.proc import rights_of
 
 MEMFD = "argus-cupti"
 """The helper's memory, as memfd_create(2) calls it."""
@@ -75,26 +74,22 @@ def candidates(pid: int) -> list[str]:
             if above.name in ("nvidia", "site-packages", "dist-packages"):
                 for part in ("cu13", "cuda_cupti"):
                     folders[str(packages / part / "lib")] = None
-    with contextlib.suppress(OSError):
-        rights, root = rights_of(pid), open_root(pid)
+    with contextlib.suppress(OSError), Tree(pid) as tree:
         left = _MOST_IN_ALL
 
         def names(folder: str) -> list[str]:
             nonlocal left
-            inside = names_in_root(root, folder, rights, min(_MOST_NAMES, left))
+            inside = tree.names(folder, min(_MOST_NAMES, left))
             left -= len(inside)
             return inside
 
-        try:
-            for folder_name in folders:
+        for folder_name in folders:
+            paths_found += _cuptis(folder_name, names(folder_name))
+        for pattern in _SYSTEM:
+            for folder_name in _folders_like(pattern, names):
                 paths_found += _cuptis(folder_name, names(folder_name))
-            for pattern in _SYSTEM:
-                for folder_name in _folders_like(pattern, names):
-                    paths_found += _cuptis(folder_name, names(folder_name))
-            fitting = [path for path in dict.fromkeys(paths_found) if _fits(path, majors)]
-            return [path for path in fitting[:_MOST_CHECKED] if _may_be_loaded(pid, root, path)]
-        finally:
-            os.close(root)
+        fitting = [path for path in dict.fromkeys(paths_found) if _fits(path, majors)]
+        return [path for path in fitting[:_MOST_CHECKED] if _may_be_loaded(pid, tree, path)]
     return []
 
 
@@ -103,13 +98,13 @@ def _fits(path: str, majors: set[int]) -> bool:
     return not version or not majors or int(version[1]) in majors
 
 
-def _may_be_loaded(pid: int, root: int, path: str) -> bool:
+def _may_be_loaded(pid: int, tree: Tree, path: str) -> bool:
     """Whether no other user can have the process load what he likes under this name, now or later."""
     try:
         # The loader would put other text in the place of $ORIGIN and its like: another path than the one looked at.
         if "$" in path:
             raise Untrusted(path, "the loader would read its name as another")
-        check_unchangeable(pid, root, path)
+        tree.check_unchangeable(path)
     except Untrusted:
         left_out.count_once("cupti_libraries_refused", pid, path)
         return False

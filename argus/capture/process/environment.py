@@ -7,19 +7,17 @@ read by the reader process, and nothing of it is run.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from argus.capture.process import mapped
 from argus.capture.reader import progress, reader
 from argus.capture.reader.reader import Answer, Malformed, text
 from argus.model.environment import LONGEST, MOST, UNREADABLE, bounded
-from argus.system.proc import Rights, field_of, read_file, rights_of
+from argus.system.proc import Rights, field_of, read_file
 from argus.system.settings import settings
 
 PROC = Path("/proc")
@@ -59,13 +57,8 @@ _REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
 _GIT = ".git"
 _GIT_DIR = re.compile(r"gitdir: ([^\0\n]{1,4000})\n?")
 """What is in ``.git`` of a submodule or a further work tree (gitrepository-layout(5))."""
-_DEVICE = re.compile(rb"(\d{1,4}):(\d{1,7})")
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
-"""Blanks and backslashes of a name in mountinfo."""
-_USER = re.compile(rb"(?:^|,)user_id=(\d{1,10})(?:,|$)")
-"""Who mounted a file system in user space."""
-_MOUNTS_BYTES = 1 << 20
-NO_ONE = -1
+_INODE = re.compile("[0-9]{1,20}")
+_DELETED = " (deleted)"
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
@@ -107,7 +100,7 @@ def process_facts(pid: int) -> dict[str, str]:
     with _noting(unreadable, "cgroup"):
         facts |= _limits(read_file(f"{PROC}/{pid}/cgroup").decode(errors="replace"), unreadable)
     with _noting(unreadable, "versions"):
-        facts |= _versions(pid)
+        facts |= _versions(pid, unreadable)
     with _noting(unreadable, "git.commit"):
         if commit := _commit(pid):
             facts["git.commit"] = commit
@@ -183,72 +176,91 @@ def _limit(root: Path, path: str, file: str) -> str | None:
     return None
 
 
-def _versions(pid: int) -> dict[str, str]:
+def _versions(pid: int, unreadable: list[str]) -> dict[str, str]:
     """Versions of what it maps, by the names of files and packages; of PyTorch from its own version.py."""
-    progress.memory()
-    lines = _begin(pid, "maps", _MAPS_BYTES).decode(errors="replace").split("\n")
-    progress.clear()
-    paths = list(dict.fromkeys(parts[5] for line in lines if len(parts := line.split(None, 5)) == 6))
-    paths = [path for path in paths if path.startswith("/")]
+    files = _mapped_files(pid)
+    paths = list(files)
     with contextlib.suppress(OSError):
         paths.append(os.readlink(PROC / str(pid) / "exe"))
     facts = {}
     for fact, pattern in _BY_NAME.items():
         if found := next((match for path in paths if (match := pattern.search(path))), None):
             facts[fact] = found[1].rstrip(".")
-    torch = next((match[1] for path in paths if (match := _IN_TORCH.match(path))), None)
+    torch = next(((match[1], file) for path, file in files.items() if (match := _IN_TORCH.match(path))), None)
     packages = {
-        fact: (path.partition(place)[0], pattern)
+        fact: (path.partition(place)[0], files[path], pattern)
         for fact, (place, pattern) in _BY_PACKAGE.items()
-        if (path := next((path for path in paths if place in path), None)) is not None
+        if (path := next((path for path in files if place in path), None)) is not None
     }
     if torch is None and not packages:
         return facts
-    rights, mounts = rights_of(pid), _mounts(pid)
-    root = mapped.open_root(pid)
-    try:
-        progress.refuse(_mount_of(mounts, torch or next(iter(packages.values()))[0]).device)
-        with contextlib.suppress(mapped.Refused):  # what names say is known all the same
-            text = "" if torch is None else _head(mapped.open_readable(root, f"{torch}/version.py", rights))
-            if found := _TORCH_VERSION.search(text):
-                facts["torch.version"] = found[1]
-        for fact, (folder, pattern) in packages.items():
-            names = mapped.names_in_root(root, folder, rights)
-            if match := next((match for name in sorted(names) if (match := pattern.fullmatch(name))), None):
-                facts[fact] = match[1]
-    finally:
-        os.close(root)
+    with _noting(unreadable, "versions"), mapped.Tree(pid) as tree:
+        if torch is not None:
+            with _passing_over():  # what names say is known all the same
+                tree.check_still_there(torch[1])
+                if found := _TORCH_VERSION.search(_head(tree.file(f"{torch[0]}/version.py"))):
+                    facts["torch.version"] = found[1]
+        for fact, (folder, mapping, pattern) in packages.items():
+            with _passing_over():
+                tree.check_still_there(mapping)
+                named = (match for name in sorted(tree.names(folder)) if (match := pattern.fullmatch(name)))
+                if match := next(named, None):
+                    facts[fact] = match[1]
     return facts
+
+
+def _mapped_files(pid: int) -> dict[str, mapped.Mapping]:
+    """Files that a process maps, by path: of each a mapping, whose addresses are left out."""
+    progress.memory()
+    lines = _begin(pid, "maps", _MAPS_BYTES).decode(errors="surrogateescape").split("\n")
+    progress.clear()
+    files: dict[str, mapped.Mapping] = {}
+    for line in lines:
+        words = line.split(None, 5)
+        if len(words) == 6 and words[5].startswith("/") and _INODE.fullmatch(words[4]):
+            path = words[5].removesuffix(_DELETED)
+            one = mapped.Mapping(0, 0, 0, words[3], int(words[4]), path, deleted=path != words[5])
+            files.setdefault(path, one)
+    return files
+
+
+@contextlib.contextmanager
+def _passing_over():  # type: ignore[no-untyped-def]
+    """What is not there, or not for the process to read."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError, mapped.Refused):
+        yield
 
 
 def _commit(pid: int) -> str:
     """The commit that is checked out where its program lies, or where it was started; empty: there is none. A
-    repository on another mount than that folder is not looked for: git does not, either, and whoever may write to a
-    folder above may mount one there that never answers.
+    repository on another mount than that folder is none: git does not look there, either, and whoever may write to a
+    folder above may mount one there.
 
     Raises:
         OSError: There is a repository, and it cannot be read, or the process may not read it.
     """
-    rights, mounts = rights_of(pid), _mounts(pid)
-    root = mapped.open_root(pid)
-    try:
-        for start, believed in _folders(pid, root, rights, mounts):
-            folder, mount = start, _mount_of(mounts, start)
-            repository = _Repository(root, believed)
+    with mapped.Tree(pid) as root:
+        for tree, start in _folders(pid, root):
+            folder = start.path
             for _ in range(_FOLDERS_UP):
-                if _mount_of(mounts, f"{folder}/{_GIT}").place != mount.place:
-                    break
-                if mapped.is_owned(root, f"{folder}/{_GIT}", believed, _GIT):
-                    try:
-                        return repository.checked_out(f"{folder}/{_GIT}")
-                    except (FileNotFoundError, NotADirectoryError):
-                        pass  # it is no repository; one around it may be
-                if folder in ("/", ""):
+                git = f"{folder.rstrip('/')}/{_GIT}"
+                try:
+                    tree.place(git, owned=_GIT, on=start.mount)
+                    return _Repository(tree).checked_out(git)
+                except (FileNotFoundError, NotADirectoryError):
+                    pass  # it is no repository; one around it may be
+                except mapped.Foreign:
+                    if _is_kept(tree.place(folder).status, tree.rights):
+                        raise  # nobody but those who are believed may have put it there
+                if folder == "/":
                     break
                 folder = posixpath.dirname(folder)
-    finally:
-        os.close(root)
     return ""
+
+
+def _is_kept(folder: os.stat_result, rights: Rights) -> bool:
+    """Whether nobody but who is believed may put anything into a folder."""
+    return folder.st_uid in rights.owners and not folder.st_mode & 0o022
 
 
 class _Repository:
@@ -256,16 +268,17 @@ class _Repository:
     that the process may read. Others may write to a folder above the program's, such as /tmp.
 
     Args:
-        root: Descriptor of the process's root folder.
-        rights: The process's.
+        tree: The process's.
     """
 
-    def __init__(self, root: int, rights: Rights) -> None:
-        self._root = root
-        self._rights = rights
+    def __init__(self, tree: mapped.Tree) -> None:
+        self._tree = tree
+        self._chosen = False
+        """Whether guests may have chosen where it is."""
 
     def checked_out(self, git: str) -> str:
-        """The commit of a repository; empty: it is not known. Raises OSError if there is none."""
+        """The commit of a repository; empty: it is not known. Raises FileNotFoundError or NotADirectoryError if there
+        is none, another OSError if it cannot be read."""
         own, common = self._folders(git)
         try:
             head = self._read(f"{own}/HEAD").strip()
@@ -295,42 +308,39 @@ class _Repository:
             return git, git  # a folder, as of most repositories
         if found is None:
             return git, git
-        git = posixpath.normpath(posixpath.join(posixpath.dirname(git), found[1]))
+        self._chosen = True
+        own = posixpath.join(posixpath.dirname(git), found[1])
         try:
-            common = self._read(f"{git}/commondir").strip()
+            common = self._read(f"{own}/commondir").strip()
         except (FileNotFoundError, NotADirectoryError):
-            return git, git
-        return git, git if "\0" in common else posixpath.normpath(posixpath.join(git, common))
+            return own, own
+        return own, own if "\0" in common else posixpath.join(own, common)
 
     def _read(self, path: str, size: int = _FILE_BYTES) -> str:
-        return _head(mapped.open_readable(self._root, path, self._rights, owned=_GIT), size)
+        return _head(self._tree.file(path, owned=_GIT, chosen=self._chosen), size)
 
 
-def _folders(pid: int, root: int, rights: Rights, mounts: list[_Mount]) -> Iterator[tuple[str, Rights]]:
-    """Where its program may lie, and who is believed there: the folder of the script that its command line names, where
-    it works, and the folder of a program that is no interpreter. Whoever owns one of the last two is believed, if it is
-    still what lies there: what a path or a name leads to by now, others may have put there. Nothing is looked for on a
-    file system in user space of somebody else's."""
+def _folders(pid: int, tree: mapped.Tree) -> Iterator[tuple[mapped.Tree, mapped.Place]]:
+    """Where its program may lie, with who is believed there: the folder of the script that its command line names,
+    where it works, and the folder of a program that is no interpreter. Whoever owns one of the last two is believed, if
+    it is still what lies there: what a path or a name leads to by now, others may have put there."""
     progress.memory()
     words = _begin(pid, "cmdline", 65536).split(b"\0")
     progress.clear()
-    works, program = (os.readlink(PROC / str(pid) / name) for name in ("cwd", "exe"))
     script = next((os.fsdecode(word) for word in words[:64] if word.endswith((b".py", b".sh"))), None)
-    places = [] if script is None else [(posixpath.normpath(posixpath.join(works, script)), "")]
-    places += [(works, "cwd")] + ([] if _INTERPRETER.match(posixpath.basename(program)) else [(program, "exe")])
-    for path, link in places:
-        folder = path if link == "cwd" else posixpath.dirname(path)
-        mount = _mount_of(mounts, folder)
-        if not path.startswith("/") or mount.owner not in (NO_ONE, *rights.owners):
-            continue
-        progress.refuse(mount.device)
-        if not link:
-            yield folder, rights
-            continue
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, mapped.Refused):
-            if (status := mapped.same_place(root, path, f"{PROC}/{pid}/{link}")) is not None:
-                owner = status.st_uid if link == "cwd" else mapped.owner_in_root(root, folder)
-                yield folder, rights.with_owner(owner)
+    if script is not None:
+        works = os.readlink(PROC / str(pid) / "cwd")
+        with _passing_over():
+            if (path := posixpath.join(works, script)).startswith("/"):
+                yield tree, tree.place(posixpath.dirname(path), owned=_GIT)
+    with _passing_over():
+        if (place := tree.link("cwd")) is not None:
+            yield tree.believing(place.status.st_uid), place
+    if not _INTERPRETER.match(posixpath.basename(os.readlink(PROC / str(pid) / "exe"))):
+        with _passing_over():
+            if (place := tree.link("exe")) is not None:
+                believing = tree.believing(place.above.st_uid)
+                yield believing, believing.place(posixpath.dirname(place.path))
 
 
 def _begin(pid: int, name: str, size: int) -> bytes:
@@ -341,43 +351,3 @@ def _begin(pid: int, name: str, size: int) -> bytes:
 
 def _head(file: mapped.File, size: int = _FILE_BYTES) -> str:
     return file.read(size, 0).decode(errors="replace")
-
-
-class _Mount(NamedTuple):
-    """Where something is mounted for a process, its device, as /proc/PID/maps writes it, and whose a file system in
-    user space is (``NO_ONE``: of root's, or of another kind)."""
-
-    place: str = ""
-    device: str = ""
-    owner: int = NO_ONE
-
-
-def _mounts(pid: int) -> list[_Mount]:
-    """What is mounted for a process.
-
-    Raises:
-        OSError: It is more than is read.
-    """
-    found, table = [], _begin(pid, "mountinfo", _MOUNTS_BYTES)
-    if len(table) == _MOUNTS_BYTES:
-        raise OSError(errno.EFBIG, "more is mounted than is read")
-    for line in table.split(b"\n"):
-        fields = line.split(b" ")
-        device = _DEVICE.fullmatch(fields[2]) if len(fields) >= 6 else None
-        if device is not None:
-            place = _ESCAPED.sub(lambda one: bytes([int(one[1], 8) & 0xFF]), fields[4])
-            user = _USER.search(fields[-1])
-            owner = NO_ONE if user is None else int(user[1])
-            number = os.makedev(int(device[1]), int(device[2]))
-            found.append(_Mount(os.fsdecode(place).rstrip("/"), mapped.device_of(number), owner))
-    return found
-
-
-def _mount_of(mounts: list[_Mount], path: str) -> _Mount:
-    """The mount that a path most likely lies on, by its name alone, which says nothing of links: enough to leave out
-    one that is dead, not to call one dead. Nothing: there is none."""
-    found = _Mount()
-    for mount in mounts:
-        if (path == mount.place or path.startswith(f"{mount.place}/")) and len(mount.place) >= len(found.place):
-            found = mount
-    return found

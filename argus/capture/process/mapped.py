@@ -5,7 +5,7 @@ moment, may put a pipe or a device there, and may give its own symbolic links ab
 
 * A mapped file is opened through ``/proc/PID/map_files/START-END``, which leads to the mapped file itself without a
   look-up by name. Where the kernel does not permit that (it needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), its path is
-  followed inside the process's root (``files.walk``), and the file found must have the device and the inode of the
+  followed inside the process's root (``files.find``), and the file found must have the device and the inode of the
   mapping. ``openat2`` with RESOLVE_IN_ROOT would do the same, but it takes its flags from memory, where the reader's
   filter of system calls cannot tell reading from writing.
 * A file is opened in two steps: as a place only (O_PATH), which has no effect on it; then, if it is a regular file, for
@@ -30,12 +30,15 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from argus.capture.reader import progress
 from argus.system import files
-from argus.system.proc import Rights, masters_of, owner_of, rights_of
+from argus.system import proc as system_proc
+from argus.system.proc import number as number_of
+from argus.system.proc import owner_of, rights_of
 
 MOST_NAMES = 4096
 """Names of a folder that are read."""
@@ -47,6 +50,14 @@ _PROC = 0x9FA0
 """PROC_SUPER_MAGIC of linux/magic.h."""
 _FUSE = 0x65735546
 """FUSE_SUPER_MAGIC of fs/fuse/inode.c."""
+
+MOUNTS_BYTES = 32 << 20
+"""Of /proc/PID/mountinfo: 1,000 file systems in user space, which is what ``fusermount`` allows users together, take 17
+MB if their names are as long as can be."""
+ROOTS, NOT_KNOWN = -1, -2
+"""Whose a file system is that is not in user space."""
+_DEVICE = re.compile(rb"([0-9]{1,4}):([0-9]{1,7})")
+_USER = re.compile(rb"(?:^|,)user_id=([0-9]{1,10})(?:,|$)")
 
 Key = tuple[int, int, int, int]
 """Device, inode, size in bytes, time of change in ns, as ``fstat`` has them: distinguishes files and their versions
@@ -156,7 +167,8 @@ class File(Reference):
     __slots__ = ()
 
     def __init__(self, fd: int) -> None:
-        super().__init__(fd, os.fstat(fd), None)
+        self.fd, self._device = fd, progress.PATHS
+        super().__init__(fd, os.fstat(fd), None)  # where that fails it is closed all the same
 
     def __del__(self) -> None:
         with progress.Touching(self._device):  # a file system in user space is asked
@@ -238,60 +250,70 @@ def _refuse_magic(part: str, fd: int, status: os.stat_result) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), part)
 
 
-def check_unchangeable(pid: int, root: int, path: str) -> None:
-    """Whether a process may be told to load a file: only if nobody who could not change the process anyway may change
-    it, a folder above it or a link on the way (``files.changeable``). Then it stays what it was when it was looked at.
-
-    Args:
-        pid: The process.
-        root: Descriptor of its root folder (``open_root``).
-        path: Absolute, as the process sees it.
-
-    Raises:
-        files.Untrusted: Somebody else may.
-        OSError: It does not exist, or cannot be reached.
-    """
-    owners = masters_of(pid)
-    device = -1
-
-    def check(part: str, fd: int, status: os.stat_result) -> None:
-        nonlocal device
-        _refuse_magic(part, fd, status)
-        safe = files.is_safe_part(status, owners, last=not stat.S_ISDIR(status.st_mode), own_group=True)
-        if status.st_dev != device:
-            # A file system in user space says of its files what its owner likes, also whose they are.
-            safe = safe and (_file_system(fd) != _FUSE or _mounted_by(pid, fd) in owners)
-            device = status.st_dev
-        if not safe:
-            raise files.Untrusted(path, "others may change it")
-
-    with progress.look_up():
-        check("/", root, os.fstat(root))
-        place = files.walk(root, path, check)
-        try:
-            if not stat.S_ISREG(os.fstat(place).st_mode):
-                raise Refused("it is no regular file")
-        finally:
-            os.close(place)
-
-
 def mount_of(fd: int) -> int:
     """The mount that a descriptor's file was reached by, by its number; -1: not known."""
     with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:")), -1)
 
 
-def _mounted_by(pid: int, fd: int) -> int:
-    """Who mounted the file system in user space that a descriptor's file is of; -1: not known. ``fusermount`` lets
-    nobody choose another, and who mounts without it has root's rights in the process's container."""
-    number = b"%d" % mount_of(fd)
-    with open(f"/proc/{pid}/mountinfo", "rb") as lines:
-        for line in lines:
-            words = line.rstrip(b"\n").split(b" ")  # other blanks may be part of names
-            if words[0] == number:
-                found = re.search(rb"(?:^|,)user_id=(\d+)(?:,|$)", words[-1])
-                return int(found[1]) if found else -1
-    return -1
+class Mounts:
+    """What is mounted for a process, by the number of the mount. It is read once a mount is entered that is not known.
+
+    Args:
+        pid: The process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._table: dict[int, tuple[str, int]] | None = None
+        self._cut = False
+        self._own: set[int] = set()
+
+    def enter_root(self, root: int) -> None:
+        """The mount of its root folder, which is in no table where the folder is not where that is mounted (chroot)."""
+        self._own.add(mount_of(root))
+
+    def enter(self, fd: int, owners: frozenset[int]) -> None:
+        """A descriptor leads to something that is about to be asked for its status, or read. A file system in user
+        space says of its files what its owner likes, also whose they are, and answers when he likes.
+
+        Args:
+            fd: The descriptor.
+            owners: Whose file systems may be asked.
+
+        Raises:
+            Refused: It is somebody else's, or not known.
+            OSError: It did not answer before, or more is mounted than is read.
+        """
+        number = mount_of(fd)
+        if number in self._own:
+            return
+        if self._table is None:
+            self._table = self._read()
+        if self._cut and number not in self._table:
+            raise OSError(errno.EFBIG, "more is mounted than is read")
+        device, owner = self._table.get(number, ("", NOT_KNOWN))
+        if owner not in (ROOTS, *owners):
+            raise Refused("it lies on a file system of somebody else's")
+        progress.refuse(device)
+
+    def _read(self) -> dict[int, tuple[str, int]]:
+        """Device, as /proc/PID/maps writes it, and owner of each."""
+        table: dict[int, tuple[str, int]] = {}
+        left = MOUNTS_BYTES
+        with open(f"{system_proc.PROC}/{self._pid}/mountinfo", "rb") as lines:
+            while left > 0 and (line := lines.readline(left)):
+                left -= len(line)
+                words = line.rstrip(b"\n").split(b" ")  # other blanks may be part of names
+                if len(words) < 6 or (device := _DEVICE.fullmatch(words[2])) is None:
+                    continue
+                # ``fusermount`` lets nobody choose another, and who mounts without it has root's rights in the
+                # process's container.
+                user = _USER.search(words[-1])
+                number = os.makedev(int(device[1]), int(device[2]))
+                table[number_of(words[0])] = device_of(number), ROOTS if user is None else number_of(user[1])
+        self._cut = left <= 0
+        return table
 
 
 def open_root(pid: int) -> int:
@@ -399,100 +421,239 @@ def open_referred(place: int, device: str) -> File:
         return _open_place(place)
 
 
-def open_beside(pid: int, path: str) -> File:
+def open_beside(pid: int, mapping: Mapping, path: str) -> File:
     """A regular file that a mapped file names, or that lies beside one: in the process's root, as ``open_in_root``, if
-    the process may read it.
+    the process may read it, and the mapped file is still where it was.
 
     Raises:
-        Refused: What lies there is no regular file, or the process may not read it.
+        Refused: What lies there is no regular file, the process may not read it, or others may have put it there.
         OSError: It cannot be opened, or the process has ended.
     """
-    root = open_root(pid)
-    try:
-        return open_readable(root, path, rights_of(pid))
-    finally:
-        os.close(root)
+    with Tree(pid) as tree:
+        tree.check_still_there(mapping)
+        return tree.file(path)
 
 
-def open_readable(root: int, path: str, rights: Rights, *, owned: str = "") -> File:
-    """As ``open_in_root``, if a process may read it.
+class Foreign(Refused):
+    """The part of a path that has to be of who is believed is somebody else's, or on another mount."""
+
+    def __init__(self) -> None:
+        super().__init__("it is somebody else's")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What lies at a path.
+
+    Attributes:
+        path: Without links.
+        status: Its own.
+        above: That of the folder that it lies in.
+        mount: The number of its mount.
+    """
+
+    path: str
+    status: os.stat_result
+    above: os.stat_result
+    mount: int
+
+
+class Tree:
+    """Files and folders of a process, by paths that the process chose, or others: what it may not read itself is not
+    read, and file systems in user space of others are not asked.
 
     Args:
-        root: Descriptor of its root folder.
-        path: Absolute.
-        rights: The process's.
-        owned: The name of a part of the path. That part, the file, and each link on the way belong to who is believed,
-            and nobody else may write to the file or have given it this name.
+        pid: The process.
 
     Raises:
-        Refused: What lies there is no regular file, the process may not read it, or it is somebody else's.
-        OSError: It cannot be opened.
+        OSError: The process ended, or may not be inspected.
     """
-    place = _walk_readable(root, path, rights, owned)
-    try:
-        status = os.fstat(place)
+
+    def __init__(self, pid: int) -> None:
+        self.rights = rights_of(pid)
+        self._pid = pid
+        self._root = open_root(pid)
+        self._mounts = Mounts(pid)
+        self._mounts.enter_root(self._root)
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._root)
+
+    def believing(self, user: int) -> Tree:
+        """The same where a user is believed, too (``Rights.with_owner``). It is closed with this one."""
+        other = copy(self)
+        other.rights = self.rights.with_owner(user)
+        return other
+
+    def place(self, path: str, *, owned: str = "", on: int = NOT_KNOWN) -> Place:
+        """What lies at a path, if the process may go there.
+
+        Args:
+            path: Absolute.
+            owned: As ``file``.
+            on: The mount that this part has to be on; default: any.
+
+        Raises:
+            Foreign: That part is somebody else's, or on another mount.
+            Refused: The process may not go there, or it is somebody else's.
+            OSError: It cannot be reached.
+        """
         with progress.look_up():
-            may_read = rights.may_read(place, status)
-        if not may_read:
-            raise Refused(f"{path} may not be read by the process")
-        if owned and stat.S_ISREG(status.st_mode) and (status.st_mode & 0o002 or status.st_nlink > 1):
-            raise Refused(f"{path} may be somebody else's")
-        return _open_place(place)
-    finally:
-        os.close(place)
+            fd, place = self._find(path, owned, on)
+            os.close(fd)
+            return place
 
+    def file(self, path: str, *, owned: str = "", chosen: bool = False) -> File:
+        """A regular file, as ``open_in_root``, if the process may read it.
 
-def _walk_readable(root: int, path: str, rights: Rights, owned: str = "") -> int:
-    """What lies there, not opened (O_PATH), if a process may go there; as ``open_readable``."""
-    chosen_by_guests = False
+        Args:
+            path: Absolute.
+            owned: The name of a part of the path. That part, the file, and each link on the way belong to who is
+                believed, and nobody else may write to the file (but for its group) or have given it this name.
+            chosen: Whether guests may have chosen the path.
 
-    def check(part: str, fd: int, status: os.stat_result) -> None:
-        nonlocal chosen_by_guests
-        _refuse_magic(part, fd, status)
-        if not rights.may_pass(fd, status, ask_guests=chosen_by_guests):
-            raise Refused(f"{path} may not be read by the process")
-        folder = stat.S_ISDIR(status.st_mode)
-        if owned and (part == owned or not folder) and status.st_uid not in rights.owners:
-            raise Refused(f"{path} is somebody else's")
-        chosen_by_guests = chosen_by_guests or (stat.S_ISLNK(status.st_mode) and status.st_uid in rights.guests)
+        Raises:
+            Refused: What lies there is no regular file, the process may not read it, or it is somebody else's.
+            OSError: It cannot be opened.
+        """
+        with progress.look_up():
+            fd, place = self._find(path, owned, chosen=chosen)
+            try:
+                status = place.status
+                if not self.rights.may_read(fd, status):
+                    raise Refused(f"{path} may not be read by the process")
+                if owned and stat.S_ISREG(status.st_mode) and (status.st_mode & 0o002 or status.st_nlink > 1):
+                    raise Refused(f"{path} may be somebody else's")
+                return _open_place(fd)
+            finally:
+                os.close(fd)
 
-    with progress.look_up():
-        return files.walk(root, path, check)
+    def names(self, folder: str, most: int = MOST_NAMES) -> list[str]:
+        """Names in a folder, at most so many, in no order; nothing where it cannot be read.
 
+        Args:
+            folder: Absolute path.
+            most: Others are passed over: a process may make a folder of millions.
+        """
+        names: list[str] = []
+        with contextlib.suppress(OSError), progress.look_up():
+            fd, place = self._find(folder)
+            try:
+                if not self.rights.may_read(fd, place.status):
+                    return []
+                opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+            finally:
+                os.close(fd)
+            try:
+                with os.scandir(opened) as entries:
+                    for entry in entries:
+                        names.append(entry.name)
+                        if len(names) >= most:
+                            break
+            finally:
+                os.close(opened)
+        return names
 
-def is_owned(root: int, path: str, rights: Rights, owned: str) -> bool:
-    """Whether something lies at a path that belongs to who is believed, as ``open_readable``."""
-    try:
-        os.close(_walk_readable(root, path, rights, owned))
-    except (FileNotFoundError, NotADirectoryError, PermissionError, Refused):
-        return False
-    return True
+    def link(self, name: str) -> Place | None:
+        """What a link of /proc/PID (``cwd``, ``exe``) leads to, if that is what lies at the path that it shows; None:
+        others may have put there what does.
 
+        Raises:
+            Refused: The process may not go there.
+            OSError: It cannot be reached.
+        """
+        path = os.readlink(f"{system_proc.PROC}/{self._pid}/{name}")
+        if not path.startswith("/"):
+            return None
+        with progress.look_up():
+            try:
+                fd, place = self._find(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            os.close(fd)
+            return place if self._leads_to(name, place.status) else None
 
-def same_place(root: int, path: str, link: str) -> os.stat_result | None:
-    """What a link of /proc leads to, if that is what lies at a path in a process's root; None: it is not any more.
+    def _leads_to(self, name: str, status: os.stat_result) -> bool:
+        with _place(f"/proc/{self._pid}/{name}") as there:
+            self._mounts.enter(there, self.rights.owners)
+            return os.path.samestat(os.fstat(there), status)
 
-    Args:
-        root: Descriptor of the process's root folder.
-        path: Absolute.
-        link: Such as /proc/PID/cwd.
-    """
-    with progress.look_up(), _place(link) as there:
-        place = _walk(root, path)
+    def check_still_there(self, mapping: Mapping) -> None:
+        """Raises Refused if a mapped file was removed, or another lies at its path: whoever put it there may have put
+        what lies beside it. Raises OSError if that cannot be known."""
+        if mapping.deleted:
+            raise Refused(f"{mapping.path} is not there any more")
+        progress.refuse(mapping.device)
+        with progress.look_up():
+            fd, _place_there = self._find(mapping.path)
+            try:
+                if not _is_mapped(fd, mapping):
+                    raise Refused(f"{mapping.path} is another file than the mapped one")
+            finally:
+                os.close(fd)
+
+    def check_unchangeable(self, path: str) -> None:
+        """Whether the process may be told to load a file: only if nobody who could not change the process anyway may
+        change it, a folder above it or a link on the way (``files.is_safe_part``). Then it stays what it was when it
+        was looked at.
+
+        Args:
+            path: Absolute, as the process sees it.
+
+        Raises:
+            files.Untrusted: Somebody else may.
+            OSError: It does not exist, or cannot be reached.
+        """
+        owners = tuple(self.rights.owners)
+
+        def arrive(part: str, fd: int) -> None:
+            try:
+                self._mounts.enter(fd, self.rights.owners)
+            except Refused:
+                raise files.Untrusted(path, "others may change it") from None
+
+        def check(part: str, fd: int, status: os.stat_result) -> None:
+            _refuse_magic(part, fd, status)
+            if not files.is_safe_part(status, owners, last=not stat.S_ISDIR(status.st_mode), own_group=True):
+                raise files.Untrusted(path, "others may change it")
+
+        with progress.look_up():
+            check("/", self._root, os.fstat(self._root))
+            place = files.walk(self._root, path, check, arrive=arrive)
+            try:
+                if not stat.S_ISREG(os.fstat(place).st_mode):
+                    raise Refused("it is no regular file")
+            finally:
+                os.close(place)
+
+    def _find(self, path: str, owned: str = "", on: int = NOT_KNOWN, *, chosen: bool = False) -> tuple[int, Place]:
+        """What lies there, not opened (O_PATH); as ``place`` and ``file``."""
+        rights = self.rights
+
+        def arrive(part: str, fd: int) -> None:
+            if owned and part == owned and on != NOT_KNOWN and mount_of(fd) != on:
+                raise Foreign
+            self._mounts.enter(fd, rights.owners)
+
+        def check(part: str, fd: int, status: os.stat_result) -> None:
+            nonlocal chosen
+            _refuse_magic(part, fd, status)
+            if not rights.may_pass(fd, status, ask_guests=chosen):
+                raise Refused(f"{path} may not be read by the process")
+            folder = stat.S_ISDIR(status.st_mode)
+            if owned and (part == owned or not folder) and status.st_uid not in rights.owners:
+                raise Foreign if part == owned else Refused(f"{path} is somebody else's")
+            chosen = chosen or (stat.S_ISLNK(status.st_mode) and status.st_uid in rights.guests)
+
+        fd, found, above = files.find(self._root, path, check, arrive=arrive)
         try:
-            return status if os.path.samestat(status := os.fstat(there), os.fstat(place)) else None
-        finally:
-            os.close(place)
-
-
-def owner_in_root(root: int, folder: str) -> int:
-    """Whose a folder of a process is; raises OSError if it cannot be reached."""
-    with progress.look_up():
-        place = _walk(root, folder)
-        try:
-            return os.fstat(place).st_uid
-        finally:
-            os.close(place)
+            return fd, Place(found, os.fstat(fd), above, mount_of(fd))
+        except BaseException:
+            os.close(fd)
+            raise
 
 
 class Allowance:
@@ -522,36 +683,6 @@ class Allowance:
         while len(self._left) > _MOST_PROCESSES:
             self._left.popitem(last=False)
         return left >= 1
-
-
-def names_in_root(root: int, folder: str, rights: Rights, most: int = MOST_NAMES) -> list[str]:
-    """Names in a folder of a process, at most so many, in no order; nothing where it cannot be read.
-
-    Args:
-        root: Descriptor of the process's root folder.
-        folder: Absolute path.
-        rights: The process's: what it may not read is not read.
-        most: Others are passed over: a process may make a folder of millions.
-    """
-
-    names: list[str] = []
-    with contextlib.suppress(OSError), progress.look_up():
-        place = _walk_readable(root, folder, rights)
-        try:
-            if not rights.may_read(place, os.fstat(place)):
-                return []
-            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
-        finally:
-            os.close(place)
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    names.append(entry.name)
-                    if len(names) >= most:
-                        break
-        finally:
-            os.close(fd)
-    return names
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argus.capture.process.mapped import open_beside
+from argus.capture.process.mapped import Mapping, open_beside
 from argus.capture.reader import progress, reader
 from argus.model.groups import Membership
 
@@ -74,15 +74,17 @@ MAX_VERSION_BYTES = 64 << 10
 """Of torch/version.py, which has a few hundred."""
 
 
-def layout_of(pid: int, library: str) -> Layout | None:
+def layout_of(pid: int, library: Mapping) -> Layout | None:
     """By the version beside PyTorch's library (torch/version.py). None: not known.
 
     Args:
         pid: The process.
-        library: Path of libtorch_cpu, as the process sees it.
+        library: Of libtorch_cpu.
     """
     try:
-        text = open_beside(pid, str(Path(library).parent.parent / "version.py")).read(MAX_VERSION_BYTES, 0)
+        text = open_beside(pid, library, str(Path(library.path).parent.parent / "version.py")).read(
+            MAX_VERSION_BYTES, 0
+        )
     except OSError:
         return None
     version = _VERSION_LINE.search(text.decode(errors="replace"))

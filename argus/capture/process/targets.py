@@ -780,7 +780,7 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
                 roles,
                 (file.status.st_size, file.status.st_ctime_ns),
                 text_bytes,
-                layout_of(pid, mapping.path) if TORCH[0] in roles else None,
+                layout_of(pid, mapping) if TORCH[0] in roles else None,
                 pid,
             )
             by_start.append((mapping.start, library))

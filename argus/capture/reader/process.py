@@ -60,14 +60,14 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # ioctl pread64 readv preadv sched_yield sched_getaffinity dup setitimer getpid gettid getuid geteuid getgid getegid
 # sendto recvfrom sendmsg recvmsg uname fcntl getcwd getrusage times fstatfs futex getdents64 restart_syscall
 # clock_gettime clock_nanosleep exit exit_group readlinkat ppoll process_vm_readv getrandom rseq membarrier
-# faccessat faccessat2; x86 alone: poll readlink access.
+# faccessat faccessat2 getxattr; x86 alone: poll readlink access.
 _X86 = """
 0 1 3 5 262 332 8 9 10 11 12 25 28 13 14 15 131 16 17 19 295 24 204 32 38 39 186 102 107 104 108 44 45 46 47 63 72 79 98
-100 138 202 217 219 228 230 60 231 267 271 310 318 334 324 269 439 7 89 21
+100 138 202 217 219 228 230 60 231 267 271 310 318 334 324 269 439 191 7 89 21
 """
 _ARM = """
 63 64 57 80 79 291 62 222 226 215 214 216 233 134 135 139 132 29 67 65 69 124 123 23 103 172 178 174 175 176 177 206 207
-211 212 160 25 17 165 153 44 98 61 128 113 115 93 94 78 73 270 278 293 283 48 439
+211 212 160 25 17 165 153 44 98 61 128 113 115 93 94 78 73 270 278 293 283 48 439 8
 """
 _CALLS = {
     "x86_64": (0xC000003E, 257, tuple(map(int, _X86.split()))),
@@ -518,6 +518,14 @@ class _Reader:
             self.sessions.used(request["session"])
         return answer, more, fds
 
+    def _has_room(self) -> bool:
+        """Whether another descriptor can be had."""
+        try:
+            os.close(os.dup(self.sock.fileno()))
+        except OSError:
+            return False
+        return True
+
     def serve(self) -> None:
         """Answers until the other end is gone."""
         from argus.capture.reader import left_out, progress
@@ -545,6 +553,7 @@ class _Reader:
             give[0]["left_out"] = [[name, number] for name, pid, number in left_out.take() if pid == request["pid"]]
             give[0]["missed"] = sorted(progress.missed)
             progress.missed.clear()
+            give[0]["full"] = not self._has_room()
             send(self.sock, *give)
             while self.places:
                 os.close(self.places.pop())

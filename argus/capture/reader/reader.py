@@ -431,6 +431,8 @@ class Reader:
             self._charge(pid, owner, spent.seconds())
         answer.pid, fields = pid, answer.what
         self._note(pid, fields)
+        if fields.get("full") is True:
+            self._end()  # it has no descriptors left; the next one has
         if "failed" in fields:
             answer.close()
             self._strike(pid)

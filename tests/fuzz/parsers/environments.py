@@ -23,6 +23,9 @@ PID = 4242
 COMMIT = b"0123456789abcdef0123456789abcdef01234567"
 _folder = Path(tempfile.mkdtemp(prefix="argus-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
 _own = os.getpid()
+_library = _folder / "root/w/torch/lib/libtorch_cpu.so"
+_library.parent.mkdir(parents=True)
+_library.touch()
 
 
 @atexit.register
@@ -32,9 +35,9 @@ def _remove() -> None:
 
 
 def seeds() -> list[bytes]:
-    maps = (
-        b"7f00-7f01 r-xp 0 08:01 7 /w/torch/lib/libtorch_cpu.so\n7f02-7f03 r-xp 0 08:01 8 /usr/lib/libcuda.so.550.54\n"
-    )
+    status = _library.stat()
+    torch = b"%s %d /w/torch/lib/libtorch_cpu.so" % (mapped.device_of(status.st_dev).encode(), status.st_ino)
+    maps = b"7f00-7f01 r-xp 0 %s\n7f02-7f03 r-xp 0 08:01 8 /usr/lib/libcuda.so.550.54\n" % torch
     mounts = b"40 30 8:1 / / rw - ext4 x rw\n41 40 0:50 / /w rw - nfs y rw\n"
     first = [b"NCCL_DEBUG=INFO\0OMP_NUM_THREADS=1", b"python3\0train.py", b"0::/a/b\n4:cpu,cpuacct:/a", mounts, maps,
              b"__version__ = '2.13.0'\n"]  # fmt: skip

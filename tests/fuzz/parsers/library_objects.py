@@ -8,6 +8,7 @@ import struct
 from unittest import mock
 
 from argus.capture.process import nccl, pytorch
+from argus.capture.process.mapped import Mapping
 from tests.fuzz.harness import Bytes, joined, memory_file
 
 ALLOWED = ()
@@ -45,4 +46,5 @@ def run(data: bytes) -> None:
     assert member is None or (member.name.isprintable() and len(member.name) <= pytorch.MAX_NAME)
     assert member is None or 0 <= member.rank < member.size
     with mock.patch.object(pytorch, "open_beside", return_value=memory_file(version)):
-        pytorch.layout_of(os.getpid(), "/torch/lib/libtorch_cpu.so")
+        library = Mapping(0, 0, 0, "08:01", 7, "/torch/lib/libtorch_cpu.so", deleted=False)
+        pytorch.layout_of(os.getpid(), library)

@@ -38,28 +38,38 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
             monkeypatch.setattr(module, "PROC", tmp_path / "proc")
         (tmp_path / "cgroups").mkdir()
         monkeypatch.setattr(environment, "CGROUPS", tmp_path / "cgroups")
-        monkeypatch.setattr(mapped, "same_place", lambda *_: os.stat(root))  # what /proc has are links of this host
+        monkeypatch.setattr(mapped.Tree, "_leads_to", lambda *_: True)  # what /proc has are links of this host
         monkeypatch.setattr(mapped, "open_root", lambda pid: os.open(root, os.O_PATH | os.O_DIRECTORY))
         return root
 
     return make
 
 
-def mapping(path: str) -> str:
-    return f"7f0000000000-7f0000001000 r-xp 00000000 fd:00 42          {path}\n"
+def mapping(path: str, root: Path | None = None) -> str:
+    """A line of /proc/PID/maps. ``root``: below which the file is made."""
+    device, inode = "fd:00", 42
+    if root is not None:
+        (file := root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        device, inode = mapped.device_of(file.stat().st_dev), file.stat().st_ino
+    return f"7f0000000000-7f0000001000 r-xp 00000000 {device} {inode}          {path}\n"
 
 
-def test_versions_are_those_of_names_packages_and_pytorch_s_own_file(process: Callable[..., Path]) -> None:
-    site = "/venv/lib/python3.11/site-packages"
-    root = process(
-        mapping("/usr/lib/libcuda.so.550.54.15")
-        + mapping(f"{site}/nvidia/nccl/lib/libnccl.so.2")
-        + mapping(f"{site}/nvidia/cuda_runtime/lib/libcudart.so.12")
-        + mapping(f"{site}/torch/lib/libtorch_cpu.so")
-    )
+SITE = "/venv/lib/python3.11/site-packages"
+
+
+def maps_of(root: Path) -> str:
+    names = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cuda_runtime/lib/libcudart.so.12", "torch/lib/libtorch_cpu.so")
+    return mapping("/usr/lib/libcuda.so.550.54.15") + "".join(mapping(f"{SITE}/{name}", root) for name in names)
+
+
+def test_versions_are_those_of_names_packages_and_pytorch_s_own_file(
+    process: Callable[..., Path], tmp_path: Path
+) -> None:
+    root, site = process(maps_of(tmp_path / "root")), SITE
     packages = root / site[1:]
     for name in ("nvidia_nccl_cu12-2.21.5.dist-info", "nvidia_cuda_runtime_cu12-12.4.127.dist-info", "torch"):
-        (packages / name).mkdir(parents=True)
+        (packages / name).mkdir(exist_ok=True)
     (packages / "torch" / "version.py").write_text("from typing import Optional\n__version__ = '2.13.0+cu124'\n")
     facts = process_facts(PID)
     assert {name: facts[name] for name in facts if name.endswith(("version", "driver", "cuda"))} == {
@@ -98,7 +108,9 @@ def test_the_commit_of_a_compiled_program(
         link.unlink()
         link.symlink_to(target)
     git.mkdir(parents=True)
-    (git.parent / "build").mkdir()
+    for name in ("build", ".venv/bin"):
+        (git.parent / name).mkdir(parents=True)
+    (git.parents[1] / program[1:]).touch()
     (git / "HEAD").write_text(f"{COMMIT}\n")
     assert ("git.commit" in process_facts(PID)) is is_known
 
@@ -251,9 +263,14 @@ def test_a_ref_leads_to_no_file_above_the_refs(process: Callable[..., Path]) -> 
 
 @pytest.mark.parametrize(("whose", "is_known"), [(lambda: os.getuid(), True), (lambda: 65534, False)])
 def test_nothing_is_looked_for_on_a_file_system_of_another_user(
-    process: Callable[..., Path], tmp_path: Path, whose: Callable[[], int], is_known: bool
+    process: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whose: Callable[[], int],
+    is_known: bool,
 ) -> None:
     """It may not answer."""
+    monkeypatch.setattr(mapped, "mount_of", lambda fd: 30 + 10 * ("/repo" in os.readlink(f"/proc/self/fd/{fd}")))
     git = process() / "repo" / ".git"
     mount = f"40 30 0:50 / /repo rw,nosuid - fuse x rw,user_id={whose()},group_id=0\n"
     (tmp_path / "proc" / str(PID) / "mountinfo").write_text(mount)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from argus.capture.process.mapped import Mapping, device_of
 from argus.capture.process.pytorch import LAYOUTS, MAX_NAME, GroupLayout, layout_of, read_group
 from argus.model.groups import Membership
 
@@ -87,14 +88,19 @@ def test_reading_leaves_no_file_open() -> None:
 # ---- versions
 
 
-def installed(folder: Path, version: str | None) -> str:
-    """Path of the library of a PyTorch with this torch/version.py."""
+def installed(folder: Path, version: str | None) -> Mapping:
+    """The library of a PyTorch with this torch/version.py, as it is mapped."""
     library = folder / "torch" / "lib" / "libtorch_cpu.so"
     library.parent.mkdir(parents=True)
     library.touch()
     if version is not None:
         (folder / "torch" / "version.py").write_text(version)
-    return str(library)
+    return mapping_of(library)
+
+
+def mapping_of(file: Path) -> Mapping:
+    status = file.stat()
+    return Mapping(0, 0, 0, device_of(status.st_dev), status.st_ino, str(file), deleted=False)
 
 
 @pytest.mark.parametrize(
