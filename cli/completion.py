@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 
 import click
 
-from argus.system import files
+from argus.system import files, secrets
 
 SHELLS = ("bash", "zsh", "fish")
 ANSWER_S = 0.25
@@ -255,10 +255,13 @@ def _refresh_aside(url: str) -> None:
 
     environment = {**os.environ, "PYTHONPATH": child.environment()["PYTHONPATH"]}
     environment.pop("_ARGUS_COMPLETE", None)
-    with contextlib.suppress(OSError):
+    password = environment.pop(secrets.VARIABLE, None)
+    with contextlib.suppress(OSError), open(os.memfd_create("argus"), "w+b", buffering=0) as given:
+        given.write(os.fsencode(password or ""))
+        given.seek(0)
         subprocess.Popen(
-            [sys.executable, "-m", __name__, url],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", __name__, url, *(["-"] if password is not None else [])],
+            stdin=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
@@ -281,4 +284,6 @@ def refresh(url: str) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(Exception):
+        if "-" in sys.argv[2:]:
+            secrets.give(sys.stdin.read())
         refresh(sys.argv[1])

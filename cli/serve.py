@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
 from argus.store.open import Store, open_store
 from argus.store.reader import nothing_stored
-from argus.system import privileges
+from argus.system import files, privileges
 from argus.system.files import owner
 
 from .options import store_option
@@ -102,11 +103,8 @@ def _token(file: str | None) -> str:
     from argus.report.server.access import MOST_TOKEN
 
     try:
-        # Does not wait for a writer if it is a pipe; one that a shell has made (<(pass show argus)) has its own.
-        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
-            os.set_blocking(opened.fileno(), True)
-            status = os.fstat(opened.fileno())
-            token = opened.read(_TOKEN_FILE_BYTES).decode("ascii").strip()
+        text, status = files.read_secret(Path(file), _TOKEN_FILE_BYTES)
+        token = text.decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as failure:
         why = getattr(failure, "strerror", None) or "it is not plain text"
         raise ArgusError(f"the token in {file} cannot be read: {why}", "", EXIT_UNAVAILABLE) from None

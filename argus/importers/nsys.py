@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import numpy as np
@@ -30,6 +32,7 @@ from argus.importers.regular import open_regular
 from argus.model.environment import COMMAND
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.records import GPU_OP, GpuKind
+from argus.system import files
 from argus.system.redact import command_line
 
 SUFFIXES = (".sqlite", ".db", ".sqlite3")
@@ -89,6 +92,34 @@ _RANGE = "eventType IN (59, 60)"
 """NVTX ranges, pushed and popped on a thread (59), or begun and ended (60)."""
 
 
+@contextlib.contextmanager
+def _lasting(path: Path, file: BinaryIO) -> Iterator[Path]:
+    """A name by which an open file can be opened again, whatever becomes of its own: SQLite takes no open file, and
+    resolves links by itself, also /proc/self/fd. Where root reads what others may exchange meanwhile, that is a copy.
+
+    Raises:
+        OSError: There is no room for it.
+    """
+    others = None
+    if os.geteuid() == 0:
+        try:
+            others = files.changeable(path.absolute(), files.counted_as_root())
+        except OSError:
+            others = path, "it has another name by now"
+    if others is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="argus-import-") as folder:
+        copy = Path(folder) / "recording.sqlite"
+        file.seek(0)
+        try:
+            with copy.open("wb") as copied:
+                shutil.copyfileobj(file, copied, 1 << 20)
+        except OSError as failure:
+            raise OSError(failure.errno, f"no copy of it in {folder}: {failure.strerror}") from None
+        yield copy
+
+
 class _Export:
     """One open file, asked for what it has."""
 
@@ -96,20 +127,16 @@ class _Export:
         self.path = path
         try:
             with open_regular(path) as file:
-                head = file.read(len(_MAGIC))
+                size = self._whole(file)
+                with _lasting(path, file) as name:
+                    # Immutable: a folder that may not be written to is enough.
+                    uri = f"file:{quote(str(name.absolute()))}?mode=ro&immutable=1"
+                    self._db = sqlite3.connect(uri, uri=True)  # which opens it
         except FileNotFoundError:
             raise ArgusError(f"{path} does not exist", EXPORT_HINT, EXIT_UNAVAILABLE) from None
-        except OSError as failure:
-            raise ArgusError(f"{path} cannot be read: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
-        if not head:
-            raise ArgusError(f"{path} is empty", EXPORT_HINT, EXIT_USAGE)
-        if head != _MAGIC:
-            raise ArgusError(f"{path} is not an SQLite file", EXPORT_HINT, EXIT_USAGE)
-        size = self._whole()
-        # By its name once more: SQLite takes no open file, and follows links by itself, also /proc/self/fd. What is
-        # there by now is bounded as any recording is; a pipe would be waited for.
-        # Immutable: a folder that may not be written to is enough.
-        self._db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+        except (OSError, sqlite3.Error) as failure:
+            reason = getattr(failure, "strerror", None) or failure
+            raise ArgusError(f"{path} cannot be read: {reason}", "", EXIT_UNAVAILABLE) from None
         self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
         self._bound(size)
         self.columns: dict[str, dict[str, str]] = {}
@@ -152,12 +179,15 @@ class _Export:
         except (sqlite3.Error, ValueError) as failure:
             raise self._unreadable(failure) from None
 
-    def _whole(self) -> int:
+    def _whole(self, file: BinaryIO) -> int:
         """The file's size. Checks that it is what its header declares
         (https://www.sqlite.org/fileformat.html#the_database_header)."""
-        with open_regular(self.path) as file:
-            head = file.read(100)
-            there = file.seek(0, os.SEEK_END)
+        head = file.read(100)
+        if not head:
+            raise ArgusError(f"{self.path} is empty", EXPORT_HINT, EXIT_USAGE)
+        if not head.startswith(_MAGIC):
+            raise ArgusError(f"{self.path} is not an SQLite file", EXPORT_HINT, EXIT_USAGE)
+        there = file.seek(0, os.SEEK_END)
         page = int.from_bytes(head[16:18], "big")
         self.page_bytes = 65_536 if page == 1 else page
         # The number of pages counts only if the version that wrote it last is the one that changed the file last.

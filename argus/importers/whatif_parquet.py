@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ Int = NDArray[np.int64]
 
 REQUIRED = ("step", "optype", "start_ts", "duration")
 READ = (*REQUIRED, "rank", "stage", "dp_rank", "mc", "gmc", "mb_id", "seq_id")
+MAX_META_BYTES = 1 << 20
+_WHOLE = re.compile("[0-9]{1,10}")
 SIZES = {
     "dp_size": "data", "pp_size": "pipeline", "tp_size": "tensor", "dsp_size": "sequence", "vpp_size": "virtual",
     "world_size": "world",
@@ -77,7 +80,9 @@ def read_meta(path: Path) -> tuple[str, Layout]:
     """
     try:
         with open_regular(path) as file:
-            lines = file.read().decode("utf-8").splitlines()
+            if len(content := file.read(MAX_META_BYTES + 1)) > MAX_META_BYTES:
+                raise ArgusError(f"{path} is longer than 1 MiB", "Name a YAML file with --meta", EXIT_USAGE)
+            lines = content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as failure:
         raise ArgusError(
             f"{path} cannot be read: {_why(failure)}", "Name a YAML file with --meta", EXIT_USAGE
@@ -98,15 +103,21 @@ def read_meta(path: Path) -> tuple[str, Layout]:
         if key == "trial_name":
             name = value
         elif key in SIZES:
-            if not value.isdecimal() or int(value) == 0:
+            if not _WHOLE.fullmatch(value) or not 0 < int(value) <= HIGHEST_RANK:
                 raise ArgusError(
-                    f"{path}, line {number}: {key} is '{value[:40]}'", "A size is a whole number above 0", EXIT_USAGE
+                    f"{path}, line {number}: {key} is '{value[:40]}'",
+                    f"A size is a whole number from 1 to {HIGHEST_RANK:,}",
+                    EXIT_USAGE,
                 )
             sizes[SIZES[key]] = int(value)
     if not sizes:
         raise ArgusError(f"{path} names no size of the job", f"It must have: {', '.join(SIZES)}", EXIT_USAGE)
     layout = Layout(**sizes)
     product = layout.data * layout.pipeline * layout.tensor * layout.sequence
+    if product * layout.virtual > HIGHEST_RANK:
+        raise ArgusError(
+            f"{path}: dp x pp x tp x dsp x vpp is {product * layout.virtual:,}", "It is no job", EXIT_USAGE
+        )
     if layout.world and layout.world != product:
         raise ArgusError(
             f"{path}: world_size is {layout.world}, but dp x pp x tp x dsp is {product}",

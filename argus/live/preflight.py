@@ -7,12 +7,15 @@ import ctypes.util
 import importlib
 import importlib.metadata
 import importlib.util
+import mmap
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +34,10 @@ from argus.model import calls
 from argus.model.errors import ArgusError
 from argus.model.units import binary_size, seconds
 from argus.system import child, installation, privileges
+from argus.system.aside import Aside
 
+ATTACH_S = 10.0
+"""The self-test's probes are waited for no longer."""
 PROBE_CALLS = 7
 """Calls the self-test makes: a prime, so that a multiple of what was made cannot pass."""
 
@@ -179,6 +185,39 @@ def own_library(symbol: str) -> tuple[Library, ctypes.CDLL]:
     raise ArgusError(f"no libc with {symbol} is mapped here")
 
 
+_RETURNS = {"x86_64": bytes.fromhex("f30f1efa31c0c3"), "aarch64": bytes.fromhex("000080d2c0035fd6")}
+"""A function that returns 0, by machine: endbr64, xor eax,eax, ret; mov x0,0, ret."""
+
+
+def own_code() -> tuple[Library, Callable[[], int]]:
+    """A file with one function, which nobody else maps, so that nobody can hold up a probe on it; passing for one of
+    libcuda. And the function.
+
+    Raises:
+        ArgusError: There is none for this machine.
+        OSError: This system lets no memory be run.
+    """
+    code = _RETURNS.get(platform.machine())
+    if code is None:
+        raise ArgusError(f"no probe can be tried on {platform.machine()}")
+    place = os.memfd_create("argus-check", os.MFD_CLOEXEC)
+    try:
+        os.pwrite(place, code.ljust(mmap.PAGESIZE, b"\0"), 0)
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        runs = mmap.PROT_READ | mmap.PROT_EXEC
+        address = libc.mmap(None, mmap.PAGESIZE, runs, mmap.MAP_PRIVATE, place, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        file = open_file(f"/proc/self/fd/{place}")
+    finally:
+        os.close(place)
+    (one,) = (mapping for mapping in executable_mappings(os.getpid()) if mapping.start == address)
+    library = Library(one.path, file, one.device, one.inode, False, {"cuCtxSynchronize": 0}, ())
+    return library, ctypes.CFUNCTYPE(ctypes.c_int)(address)
+
+
 def probe_self(backend: Backend | None = None) -> State:
     """Loads the real programs, probes this very process, and counts what arrives.
 
@@ -191,12 +230,17 @@ def probe_self(backend: Backend | None = None) -> State:
     except ArgusError as failure:
         return State(False, failure.message, failure.hint)
     try:
-        library, libc = own_library("getppid")
+        library, function = own_code()
         probes.add_target(os.getpid())
-        probes.attach(library, os.getpid())
+        attaching = Aside(partial(probes.attach, library, os.getpid()), "argus-check")
+        if not attaching.wait(ATTACH_S):
+            # A file of another process holds the kernel's lock (uprobes are put on one after the other).
+            hint = "Another process holds up the kernel's uprobes: try again; argus trace goes on with what comes"
+            return State(False, f"no probe came within {seconds(ATTACH_S)}", hint)
+        attaching.result()
         loaded = time.monotonic() - began
         for _ in range(PROBE_CALLS):
-            libc.getppid()
+            function()
         seen = probes.launches.drain()
         expected = calls.BY_SYMBOL["cuCtxSynchronize"].id
         whole = int(np.count_nonzero((seen["call"] == expected) & (seen["duration_ns"] >= 0)))
@@ -210,6 +254,8 @@ def probe_self(backend: Backend | None = None) -> State:
         return State(True, detail)
     except ArgusError as failure:
         return State(False, failure.message, failure.hint)
+    except OSError as failure:
+        return State(False, f"memory of this process cannot be run: {failure.strerror}", "vm.memfd_noexec forbids it")
     finally:
         probes.close()
 

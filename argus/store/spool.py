@@ -272,6 +272,8 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
     except files.Untrusted as failure:
         raise Damaged(f"{file.name} is not read: {failure.strerror}") from None
     except OSError as failure:
+        if failure.errno is None:  # pyarrow's: the file ends before what it says
+            raise Damaged(f"{file.name} is damaged: {str(failure).splitlines()[0]}") from None
         raise ArgusError(f"{file.name} cannot be read: {failure.strerror}") from None
 
 
@@ -282,7 +284,8 @@ def _unpacked(file: Path, data: bytearray) -> pa.Table:
     parts, size = [], 0
     for number in range(reader.num_record_batches):
         parts.append(reader.get_batch(number))
-        size += parts[-1].nbytes
+        # What its own size says is believed by no more than that: ``nbytes`` reads where a length in the file says.
+        size += parts[-1].get_total_buffer_size()
         if size > MAX_UNPACKED_BYTES:
             raise Damaged(f"{file.name} is not read: it unpacks to more than {binary_size(MAX_UNPACKED_BYTES)}")
     return pa.Table.from_batches(parts, reader.schema)

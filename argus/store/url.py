@@ -130,6 +130,10 @@ def _folder(path: str) -> Path:
 _URL_HINT = "Use chdb:///folder, clickhouse://user@host:8443/database?secure=true or spool:///folder"
 
 
+MAX_SECRET_BYTES = 4096
+"""Of a file with a password."""
+
+
 def truth(name: str, value: str) -> bool:
     if value.lower() in ("true", "1", "yes", "on", ""):
         return True
@@ -143,7 +147,7 @@ def password_of_environment() -> str:
         return password
     if name := os.environ.get("ARGUS_STORE_PASSWORD_FILE"):
         try:
-            return Path(name).read_text().rstrip("\r\n")
+            return files.read_secret(Path(name), MAX_SECRET_BYTES)[0].decode().rstrip("\r\n")
         except (OSError, ValueError) as failure:
             reason = failure.strerror if isinstance(failure, OSError) else "it is no text in UTF-8"
             raise ArgusError(

@@ -175,6 +175,32 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(place)
 
 
+def read_secret(path: Path, most: int) -> tuple[bytes, os.stat_result]:
+    """A password or a token: the begin of a file, or of a pipe, such as a shell makes of ``<(pass show argus)``; and
+    its status. A pipe without a writer is not waited for.
+
+    Args:
+        path: The file.
+        most: Bytes that are read at most.
+
+    Raises:
+        NotRegular: It is a socket or a device.
+        OSError: It cannot be read, or is a folder.
+    """
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        status = os.fstat(place)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+            raise NotRegular(path)
+        with open(open_place(place, os.O_RDONLY), "rb") as file:
+            os.set_blocking(file.fileno(), True)  # a pipe's writer is waited for, if it has one
+            return file.read(most), status
+    finally:
+        os.close(place)
+
+
 def read_settings(file: Path, max_bytes: int) -> bytes:
     """The content of a file that says what to do.
 

@@ -16,6 +16,12 @@ def take() -> None:
     _taken = os.environ.pop(VARIABLE, _taken)
 
 
+def give(password: str) -> None:
+    """What another process of Argus's had taken."""
+    global _taken
+    _taken = password
+
+
 def password() -> str | None:
     """The password that ``ARGUS_STORE_PASSWORD`` gives or gave; None: it was not set."""
     return os.environ.get(VARIABLE, _taken)

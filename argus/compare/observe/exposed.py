@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import math
 import re
-import time
 import urllib.request
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from argus.compare.observe.settings import UNITS
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
 from argus.model.units import span_text
+from argus.system.aside import Aside
 
 TIMEOUT_S = 10.0
 """Until the whole page is there."""
@@ -28,6 +28,8 @@ MOST_BYTES = 32 << 20
 """A longer page is not taken for a page of metrics."""
 MOST_SAMPLES = 100_000
 """Latencies that stand for those of a run; of more each stands for several."""
+MOST_BUCKETS = 10_000
+"""Of a histogram, the first ones and +Inf: servers have a few dozen."""
 _MOST = 2.0**53
 """Counts beyond that are none."""
 _SHORTEST_NS, _LONGEST_NS = 1e-3, 1e18
@@ -56,14 +58,20 @@ def read_page(url: str) -> dict[str, Histogram]:
     opener = urllib.request.OpenerDirector()  # without proxies and redirections: that page, and nothing else
     for handler in ("HTTPHandler", "HTTPSHandler", "HTTPErrorProcessor", "HTTPDefaultErrorHandler"):
         opener.add_handler(getattr(urllib.request, handler)())
-    until = time.monotonic() + TIMEOUT_S
-    data = b""
-    try:
+
+    def fetch() -> bytes:
+        data = b""
         with opener.open(request, timeout=TIMEOUT_S) as answer:
             while (part := answer.read1(1 << 20)) and len(data) <= MOST_BYTES:
                 data += part
-                if time.monotonic() > until:
-                    raise TimeoutError(f"it is incomplete after {span_text(TIMEOUT_S)}")
+        return data
+
+    # A server may send a byte now and then, which no time-out of a socket sees.
+    fetching = Aside(fetch, "argus-metrics")
+    try:
+        if not fetching.wait(TIMEOUT_S):
+            raise TimeoutError(f"it is incomplete after {span_text(TIMEOUT_S)}")
+        data = fetching.result()
     except (OSError, http.client.HTTPException, ValueError) as failure:
         reason = getattr(failure, "reason", None) or failure
         message = f"the metrics at {printable(url)} cannot be read: {printable(str(reason))}"
@@ -96,7 +104,8 @@ def histograms(page: str) -> dict[str, Histogram]:
         limit = _number(bound[1]) if bound else None
         if limit is not None and limit > 0:
             counts = found.setdefault(name, Histogram()).counts
-            counts[limit] = counts.get(limit, 0.0) + value
+            if limit in counts or len(counts) < MOST_BUCKETS or math.isinf(limit):
+                counts[limit] = counts.get(limit, 0.0) + value
     for name, one in found.items():
         one.total = totals.get(name, 0.0)
     return {name: one for name, one in found.items() if math.inf in one.counts and len(one.counts) > 1}
@@ -136,13 +145,13 @@ def samples_between(
         return np.empty(0), 0, None
     kept = each * min(1.0, MOST_SAMPLES / counted)
     parts = []
-    for low, high, many in zip([0.0, *limits[:-1]], limits, kept, strict=True):
-        number = math.ceil(many) if many > 0 else 0  # a rare one stays
-        # What is beyond the last bound took as long at least.
-        top = high if math.isfinite(high) else low
-        parts.append(low + (top - low) * (np.arange(number) + 0.5) / max(number, 1))
     total = after.total - before.total
     with np.errstate(over="ignore"):
+        for low, high, many in zip([0.0, *limits[:-1]], limits, kept, strict=True):
+            number = math.ceil(many) if many > 0 else 0  # a rare one stays
+            # What is beyond the last bound took as long at least.
+            top = high if math.isfinite(high) else low
+            parts.append(low + (top - low) * (np.arange(number) + 0.5) / max(number, 1))
         values = np.clip(np.concatenate(parts) * scale, _SHORTEST_NS, _LONGEST_NS)
     return values, count, total * scale / count if total > 0 else None
 

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -126,7 +127,16 @@ def make_app(answers: Answers, access: Access, files: dict[str, bytes], *, look_
 
     def static(path: str) -> Route:
         kind = TYPES["html" if path == "/" else path.rpartition(".")[2]]
-        return Route(path, lambda _: Response(files[path], media_type=kind))
+        # Packed once: strangers may ask for it, too.
+        zipped = gzip.compress(files[path], mtime=0)
+
+        def answer(request: Request) -> Response:
+            headers = {"vary": "Accept-Encoding"}
+            if "gzip" not in request.headers.get("accept-encoding", ""):
+                return Response(files[path], media_type=kind, headers=headers)
+            return Response(zipped, media_type=kind, headers=headers | {"content-encoding": "gzip"})
+
+        return Route(path, answer)
 
     app = Starlette(
         routes=[
