@@ -194,8 +194,7 @@ def own_code() -> tuple[Library, Callable[[], int]]:
     libcuda. And the function.
 
     Raises:
-        ArgusError: There is none for this machine.
-        OSError: This system lets no memory be run.
+        ArgusError: There is none for this machine, or this system lets no memory be run.
     """
     code = _RETURNS.get(platform.machine())
     if code is None:
@@ -209,7 +208,8 @@ def own_code() -> tuple[Library, Callable[[], int]]:
         runs = mmap.PROT_READ | mmap.PROT_EXEC
         address = libc.mmap(None, mmap.PAGESIZE, runs, mmap.MAP_PRIVATE, place, 0)
         if address in (None, ctypes.c_void_p(-1).value):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            why = os.strerror(ctypes.get_errno())
+            raise ArgusError(f"memory of this process cannot be run: {why}", "vm.memfd_noexec, or a policy, forbids it")
         file = open_file(f"/proc/self/fd/{place}")
     finally:
         os.close(place)
@@ -254,8 +254,6 @@ def probe_self(backend: Backend | None = None) -> State:
         return State(True, detail)
     except ArgusError as failure:
         return State(False, failure.message, failure.hint)
-    except OSError as failure:
-        return State(False, f"memory of this process cannot be run: {failure.strerror}", "vm.memfd_noexec forbids it")
     finally:
         probes.close()
 

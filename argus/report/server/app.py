@@ -125,22 +125,9 @@ def make_app(answers: Answers, access: Access, files: dict[str, bytes], *, look_
 
         return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
-    def static(path: str) -> Route:
-        kind = TYPES["html" if path == "/" else path.rpartition(".")[2]]
-        # Packed once: strangers may ask for it, too.
-        zipped = gzip.compress(files[path], mtime=0)
-
-        def answer(request: Request) -> Response:
-            headers = {"vary": "Accept-Encoding"}
-            if "gzip" not in request.headers.get("accept-encoding", ""):
-                return Response(files[path], media_type=kind, headers=headers)
-            return Response(zipped, media_type=kind, headers=headers | {"content-encoding": "gzip"})
-
-        return Route(path, answer)
-
     app = Starlette(
         routes=[
-            *map(static, files),
+            *(_static(path, content) for path, content in files.items()),
             Route("/api/runs", answering(runs)),
             Route("/api/page", answering(page)),
             Route("/api/heatmap", answering(heatmap)),
@@ -150,6 +137,19 @@ def make_app(answers: Answers, access: Access, files: dict[str, bytes], *, look_
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _static(path: str, content: bytes) -> Route:
+    """A file of the front end. It is packed once: strangers may ask for it, too."""
+    kind = TYPES["html" if path == "/" else path.rpartition(".")[2]]
+    zipped, headers = gzip.compress(content, mtime=0), {"vary": "Accept-Encoding"}
+
+    def answer(request: Request) -> Response:
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(content, media_type=kind, headers=headers)
+        return Response(zipped, media_type=kind, headers=headers | {"content-encoding": "gzip"})
+
+    return Route(path, answer)
 
 
 class _Versions:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
+from starlette.middleware import gzip as middleware
 from starlette.testclient import TestClient
 
 from argus.model.errors import ArgusError
@@ -88,6 +89,19 @@ def test_the_front_end_needs_no_token_and_says_nothing_of_jobs(answers: Answers)
     for path, content in FILES.items():
         answer = client_of(answers).get(path)
         assert (answer.status_code, answer.content) == (200, content)
+
+
+def test_the_front_end_is_packed_once(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers who asked for it again and again kept a core busy."""
+    content = b"<p>front end" * 1000
+    app = make_app(answers, Access(TOKEN, loopback=True), {"/": content})
+    monkeypatch.setattr(middleware, "zlib", None)
+    client = TestClient(app, base_url="http://localhost")
+    answer = client.get("/", headers={"accept-encoding": "gzip"})
+    assert (answer.status_code, answer.headers["content-encoding"], answer.content) == (200, "gzip", content)
+    answer = client.get("/", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in answer.headers
+    assert answer.content == content
 
 
 def test_without_a_token_everybody_may_ask(answers: Answers) -> None:
