@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from argus.capture.kernel.links import LateError
 from argus.capture.probing import windows
-from argus.capture.probing.patience import LATE, LATE_OF_ACCOUNT, LONGEST_S, Patience
+from argus.capture.probing.patience import LATE, LATE_OF_ACCOUNT, LATE_THAT_CAME, LONGEST_S, Patience
 from argus.system.aside import Aside
 from tests.security.test_attaching import (  # noqa: F401
     CHANGES,
@@ -185,6 +186,106 @@ def test_who_needs_a_little_more_than_the_others_has_as_many_turns(users: int, m
         node.add([f"x{user}"], [(6000 + user, "")], 0.24 + 0.01 * (users == 19))
     node.had(10)
     assert node.had(80) >= 64
+
+
+@pytest.mark.parametrize(
+    ("others", "other_s", "need_s", "least"),
+    [(8, 0.53, 0.8, 30), (6, 0.68, 0.95, 30), (20, 0.24, 0.3, 30), (3, 1.2, 1.9, 20)],
+)
+def test_who_needs_most_is_not_left_out_for_ever(
+    others: int, other_s: float, need_s: float, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All together need a little more than a window has. Who came last used up for nothing what was left, and was taken
+    for served: so it was last again, in each window."""
+    node = Node(monkeypatch, need_s, 4, 15.0)
+    for user in range(others):
+        node.add([f"x{user}"], [(6000 + user, "")], other_s)
+    node.had(20)
+    assert node.had(40) >= least
+
+
+@pytest.mark.parametrize(
+    ("honest", "own_s", "sharing", "shared_s", "period_s"),
+    [(8, 0.3, 5, 0.6, 20.0), (7, 0.3, 6, 0.6, 10.0), (10, 1.9, 4, 0.3, 15.0), (12, 0.97, 0, 0.0, 15.0)],
+)
+def test_two_users_with_many_accounts_take_no_windows_of_others(
+    honest: int, own_s: float, sharing: int, shared_s: float, period_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They map files of a few others in three ways each: each of these accounts counted in full beside those who need
+    little; and who needs three times an equal part was alike."""
+    node = Node(monkeypatch, 0.3, 4, period_s)
+    for user in range(honest - 1):
+        node.add([f"h{user} {number}" for number in range(4)], [(3000 + user, "")], 0.3 / 4)
+    for user in range(sharing):
+        node.add([f"v{user}"], [(2000 + user, "")], 0.02)
+    node.had(20)
+    for number, owners in enumerate(all_sets(2)):
+        node.add([f"x{number}"], owners, own_s)
+        for user in range(sharing):
+            node.add([f"s{number} {user}"], [(2000 + user, ""), *owners], shared_s)
+    node.had(20)
+    assert node.had(40) >= 36
+
+
+@pytest.mark.parametrize(("held", "every"), [(2, 20), (6, 60)])
+def test_a_lock_that_was_held_costs_no_window_once_it_is_free(
+    held: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file may need that did not come in time is a guess. It stayed, though the file came at once later."""
+    node = Node(monkeypatch, 0.1, 2, 15.0)
+    shared: list[str] = []
+    for number, owners in enumerate([*all_sets(2), *all_sets(2)]):
+        node.honest += node.add([f"s{number}"], [HONEST, *owners], 0.1 / 6)
+        shared.append(f"s{number}")
+    for number, owners in enumerate(all_sets(2)):
+        node.add([f"x{number} {part}" for part in range(2)], owners, 0.95)
+    node.had(20)
+    lost = free = 0
+    for window in range(2 * every):
+        is_held = window % every < held
+        node.clocked.slow |= dict.fromkeys(shared, 60.0 if is_held else 0.1 / 6)
+        had = node.window()
+        lost, free = lost + (not had and not is_held), free + (not is_held)
+    assert lost <= free / 20
+
+
+@dataclass(eq=False)
+class Mapped:
+    """What of an attachment turns go by."""
+
+    users: frozenset[int]
+    unused: bool = False
+    answers: bool = True
+
+
+def test_files_that_came_before_and_hang_are_tried_until_many_threads_wait() -> None:
+    """A stock of quick files, one of which hangs in each change, left a thread each without an end."""
+    patience = Patience(lambda: 0.0, in_loop=False)
+    owner = frozenset({5000})
+    files: list[Any] = [Mapped(owner) for _ in range(2 * LATE_THAT_CAME)]
+    for file in files:
+        patience.spend(file, 0.001, came=True)
+        if not patience.hangs(file):
+            patience.note_late(file, lambda _: False)
+    assert LATE_THAT_CAME <= len(patience._late) <= LATE_THAT_CAME + LATE
+
+
+def test_a_change_in_which_probes_go_is_no_turn_of_files_that_come() -> None:
+    """It made who was passed over one that was not."""
+    now = [1000.0]
+    patience = Patience(lambda: now[0])
+    patience.training = {1, 2}
+    files: list[Any] = [Mapped(frozenset({1 + (number == 9)})) for number in range(10)]
+    for _ in range(4):
+        now[0] += 30
+        patience.closing_s()
+        patience.spend_closing(0.01, gone=True)
+        now[0] += 5
+        patience.begin(files)
+        patience._passed_over.add(files[9])
+    now[0] += 30
+    patience.begin(files)
+    assert patience._passed[files[9]] == 4
 
 
 def test_the_end_of_a_window_is_known_before_its_probes_go(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -45,9 +45,9 @@ KEPT, KEPT_S, KEPT_OF = 1.25, 0.03, 0.5
 for all together, those first that need little."""
 FOR_NEW_S = 2.0
 """So much of a change is left for probes that come, however long the others take to go."""
-LATE_OF_ACCOUNT, LATE = 8, 64
+LATE_OF_ACCOUNT, LATE, LATE_THAT_CAME = 8, 64, 512
 """Threads that wait for probes which have not come in time: of an account's files, and in all. Whoever has more has one
-more file tried in each change, up to the latter."""
+more file tried in each change, up to the latter; files that came the last time are tried until so many wait in all."""
 OF_GOING = 0.2
 """Share of the time for which the probes of an account's files are waited for once a window is over, beyond what
 everybody's are; of all accounts twice as much."""
@@ -55,10 +55,8 @@ OF_CLOSINGS, CLOSING_S = 0.1, 0.1
 """Share of the loop's time until probes are gone; and one waits for so long in any case."""
 _LEAST_S = 0.02
 """Who has less left is not waited for."""
-_ALIKE = 1.5
+_ALIKE = 2.0
 """Accounts that need up to so many times an equal part are alike."""
-_FAIR = 0.25
-"""An account of which it is known what it needs may take this part of an equal part in any case."""
 
 
 class Patience:
@@ -102,7 +100,7 @@ class Patience:
         needed. Those are kept who have gone."""
         self._passed = WeakKeyDictionary[Attachment, int]()
         """Changes in a row, of those that a file was part of, in which too little was left for it, and its account had
-        less than an equal part: whoever wants more than there is has not been passed over."""
+        less than it needs, or than any may have."""
         self._missed = WeakKeyDictionary[Attachment, float]()
         """The same of all lately."""
         self._passed_over = WeakSet[Attachment]()
@@ -123,8 +121,10 @@ class Patience:
         """Of each account: what is kept of this change for those that come after it."""
         self._late: list[tuple[Users, Callable[[float], bool]]] = []
         """Threads that wait for probes which did not come in time."""
-        self._equal_s = LONGEST_S
-        """An equal part of this change."""
+        self._wants: dict[Users, float] = {}
+        """What accounts need of this change, as far as is known."""
+        self._guessed = WeakSet[Attachment]()
+        """Files that did not come the last time: what they need is more than they had, and not known."""
         self._came = WeakSet[Attachment]()
         """Files whose probes came the last time."""
         self._tried_late: set[Users] = set()
@@ -155,13 +155,13 @@ class Patience:
         return sorted(files, key=lambda each: (turns[self._account_of[each]], not each.answers))
 
     def _in_order(self, files: Sequence[Attachment]) -> list[Users]:
-        """Accounts: first those for which nothing is kept. Of these those that need less, by factors of two, and the
-        less the more often they were passed over; of those alike, and of those that need about an equal part at most,
-        those that were for longest, most often lately, and that have a user whose own files were quick. Where all of
-        which it is known what they need have room, no margin is withheld from these that leaves none."""
+        """Accounts: first those for which nothing is kept. Of these those that need less, by factors of two of an equal
+        part, and the less the more often they were passed over; of those alike, and of those that need about an equal
+        part at most, those that were for longest, and most often lately. Where all of which it is known what they need
+        have room, no margin is withheld from these that leaves none."""
         needs, known = self._needed(files)
         of_user = Tally(user for account in needs for user in account)
-        equal_s = self._equal_s = LONGEST_S / max(len(needs), 1)
+        self._wants, alike_s = needs, _ALIKE * LONGEST_S / max(len(needs), 1)
         kept: dict[Users, float] = {}
         for account in sorted(
             known - self._guests - self._resting, key=lambda each: needs[each] / weight(each, of_user)
@@ -170,22 +170,20 @@ class Patience:
             if sum(kept.values()) + kept_s <= KEPT_OF * LONGEST_S:
                 kept[account] = kept_s
         self._kept, self._free = kept, set(kept)
-        self._most = {account: max(KEPT * needs[account] + KEPT_S, _FAIR * equal_s) for account in known}
+        self._most = {account: KEPT * needs[account] + KEPT_S for account in known}
         passed, missed = dict.fromkeys(needs, 0), dict.fromkeys(needs, 0.0)
         for each in files:
             account = self._account_of[each]
             passed[account] = max(passed[account], self._passed.get(each, 0))
             missed[account] = max(missed[account], self._missed.get(each, 0.0))
+        parts = {each: needs[each] / weight(each, of_user) / (1 + passed[each] / AGES) / alike_s for each in needs}
         others = sorted(
             needs.keys() - kept.keys(),
             key=lambda each: (
                 each in self._guests,
-                math.frexp(max(needs[each] / (1 + passed[each] / AGES), _ALIKE * equal_s))[1],
+                max(math.frexp(parts[each])[1], 0),
                 -passed[each],
                 -missed[each],
-                min(self._user_needs.get((user, False), UNKNOWN_S) for user in each),
-                -self._accounts.left(each),
-                len(each),
                 sorted(each),
             ),
         )
@@ -239,9 +237,11 @@ class Patience:
             del self._user_needs[key]
         for file in list(self._account_of):
             account = self._account_of[file]
-            passed = file in self._passed_over and self._took_of.get(account, 0.0) < self._equal_s
+            wants_s = min(self._wants.get(account, 0.0), OF_USER_S)
+            passed = file in self._passed_over and self._took_of.get(account, 0.0) < wants_s
             self._passed[file] = self._passed.get(file, 0) + 1 if passed else 0
             self._missed[file] = FADES * self._missed.get(file, 0.0) + passed
+        self._account_of = WeakKeyDictionary()  # probes that go are a change, too, of which none of these is part
         self._took_by, self._took_of, self._passed_over = WeakKeyDictionary(), {}, WeakSet()
         self._tried_late = set()
 
@@ -279,6 +279,9 @@ class Patience:
         account = self._account(attachment)
         self._note(waited_s)
         (self._came.add if came else self._came.discard)(attachment)
+        if came and attachment in self._guessed:
+            self._needs.pop(attachment, None)
+        (self._guessed.discard if came else self._guessed.add)(attachment)
         needs_s = waited_s if came else min(MORE * waited_s, OF_FILE_S)
         self._took_by[attachment] = self._took_by.get(attachment, 0.0) + needs_s
         before_s = self._took_of.get(account, 0.0)
@@ -316,7 +319,7 @@ class Patience:
         own = self._account(attachment)
         of_account = sum(account == own for account, _ in self._late)
         few = of_account < LATE_OF_ACCOUNT and (len(self._late) < LATE or not of_account)
-        if few or attachment in self._came:
+        if few or (attachment in self._came and len(self._late) < LATE_THAT_CAME):
             return False
         if of_account >= LATE or own in self._tried_late:
             return True
