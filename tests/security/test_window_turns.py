@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -225,6 +227,47 @@ def test_two_users_with_many_accounts_take_no_windows_of_others(
             node.add([f"s{number} {user}"], [(2000 + user, ""), *owners], shared_s)
     node.had(20)
     assert node.had(40) >= 36
+
+
+@pytest.mark.parametrize("own_s", [0.95, 1.9])
+def test_who_maps_files_of_others_does_not_have_them_counted_for_more(
+    own_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two users map the files of eight in all ways, which share libraries besides: each account of these counted for
+    three or four times what it needs, and equal parts for less."""
+    node, draw = Node(monkeypatch, 0.3, 4, 10.0), random.Random(5)
+    users = [HONEST, *((1001 + user, "") for user in range(7))]
+    of_user = {users[0]: node.honest}
+    for user in users[1:]:
+        of_user[user] = node.add([f"h{user[0]} {part}" for part in range(4)], [user], 0.0)
+    shared = {user: list[Any]() for user in users}
+    needs = dict.fromkeys(users, 0.3)
+    for number, (part, takes_s) in enumerate([(0.7, 0.1), (0.5, 0.15)]):
+        those = [user for user in users if draw.random() < part]
+        library = node.add([f"l{number} {file}" for file in range(2 - number)], those, takes_s / (2 - number))
+        for user in those:
+            needs[user] = max(needs[user] - takes_s, 0.03)
+            shared[user] += library
+    for user, own in of_user.items():
+        node.clocked.slow |= {each.library.open_path: needs[user] / 4 for each in own}
+    for user in range(4):
+        node.add([f"v{user}"], [(2000 + user, "")], 0.02)
+    node.had(10)
+    sets = all_sets(2)
+    for user, own in of_user.items():
+        for number, each in enumerate(own):
+            each.mapped_by(frozenset([user, *sets[number % 3]]))
+    for number, owners in enumerate(sets):
+        node.add([f"x{number}"], owners, own_s)
+        for user in range(4):
+            node.add([f"s{number} {user} {part}" for part in range(2)], [(2000 + user, ""), *owners], 0.15)
+    lost = Tally[tuple[int, str]]()
+    for window in range(60):
+        node.window()
+        lacking = {*map(id, node.probes._window.lacking)}
+        for user, own in of_user.items():
+            lost[user] += window >= 10 and bool(lacking & {*map(id, [*own, *shared[user]])})
+    assert max(lost.values()) <= 5
 
 
 @pytest.mark.parametrize(("held", "every"), [(2, 20), (6, 60)])

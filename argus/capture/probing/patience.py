@@ -55,8 +55,8 @@ OF_CLOSINGS, CLOSING_S = 0.1, 0.1
 """Share of the loop's time until probes are gone; and one waits for so long in any case."""
 _LEAST_S = 0.02
 """Who has less left is not waited for."""
-_ALIKE = 2.0
-"""Accounts that need up to so many times an equal part are alike."""
+_ALIKE, _SERVED = 2.0, 4.0
+"""Accounts that need up to so many times an equal part are alike; whoever had so many of them was served."""
 
 
 class Patience:
@@ -100,7 +100,8 @@ class Patience:
         needed. Those are kept who have gone."""
         self._passed = WeakKeyDictionary[Attachment, int]()
         """Changes in a row, of those that a file was part of, in which too little was left for it, and its account had
-        less than it needs, or than any may have."""
+        less than it needs, and than several equal parts, or than any may have: whoever wants far more than there is was
+        not passed over."""
         self._missed = WeakKeyDictionary[Attachment, float]()
         """The same of all lately."""
         self._passed_over = WeakSet[Attachment]()
@@ -123,6 +124,8 @@ class Patience:
         """Threads that wait for probes which did not come in time."""
         self._wants: dict[Users, float] = {}
         """What accounts need of this change, as far as is known."""
+        self._served_s = OF_USER_S
+        """Who had so much of it was not passed over."""
         self._guessed = WeakSet[Attachment]()
         """Files that did not come the last time: what they need is more than they had, and not known."""
         self._came = WeakSet[Attachment]()
@@ -161,7 +164,8 @@ class Patience:
         have room, no margin is withheld from these that leaves none."""
         needs, known = self._needed(files)
         of_user = Tally(user for account in needs for user in account)
-        self._wants, alike_s = needs, _ALIKE * LONGEST_S / max(len(needs), 1)
+        alike_s = _ALIKE * LONGEST_S / max(sum(weight(each, of_user) for each in needs), 1.0)
+        self._wants, self._served_s = needs, min(_SERVED * LONGEST_S / max(len(needs), 1), OF_USER_S)
         kept: dict[Users, float] = {}
         for account in sorted(
             known - self._guests - self._resting, key=lambda each: needs[each] / weight(each, of_user)
@@ -237,7 +241,7 @@ class Patience:
             del self._user_needs[key]
         for file in list(self._account_of):
             account = self._account_of[file]
-            wants_s = min(self._wants.get(account, 0.0), OF_USER_S)
+            wants_s = min(self._wants.get(account, 0.0), self._served_s)
             passed = file in self._passed_over and self._took_of.get(account, 0.0) < wants_s
             self._passed[file] = self._passed.get(file, 0) + 1 if passed else 0
             self._missed[file] = FADES * self._missed.get(file, 0.0) + passed
