@@ -8,6 +8,7 @@ is indispensable is required. Times are nanoseconds of the recording's own clock
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -93,9 +94,14 @@ _RANGE = "eventType IN (59, 60)"
 
 
 @contextlib.contextmanager
-def _lasting(path: Path, file: BinaryIO) -> Iterator[Path]:
+def _lasting(path: Path, file: BinaryIO, size: int) -> Iterator[Path]:
     """A name by which an open file can be opened again, whatever becomes of its own: SQLite takes no open file, and
     resolves links by itself, also /proc/self/fd. Where root reads what others may exchange meanwhile, that is a copy.
+
+    Args:
+        path: The file.
+        file: The same, open.
+        size: Bytes that are copied at most.
 
     Raises:
         OSError: There is no room for it.
@@ -112,9 +118,14 @@ def _lasting(path: Path, file: BinaryIO) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="argus-import-") as folder:
         copy = Path(folder) / "recording.sqlite"
         file.seek(0)
+        left = size  # it may grow meanwhile
         try:
+            if shutil.disk_usage(folder).free < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with copy.open("wb") as copied:
-                shutil.copyfileobj(file, copied, 1 << 20)
+                while left > 0 and (part := file.read(min(left, 1 << 20))):
+                    copied.write(part)
+                    left -= len(part)
         except OSError as failure:
             raise OSError(failure.errno, f"no copy of it in {folder}: {failure.strerror}") from None
         yield copy
@@ -128,7 +139,7 @@ class _Export:
         try:
             with open_regular(path) as file:
                 size = self._whole(file)
-                with _lasting(path, file) as name:
+                with _lasting(path, file, size) as name:
                     # Immutable: a folder that may not be written to is enough.
                     uri = f"file:{quote(str(name.absolute()))}?mode=ro&immutable=1"
                     self._db = sqlite3.connect(uri, uri=True)  # which opens it

@@ -534,7 +534,8 @@ def find(
             while target.startswith("/") and len(fds) > 1:
                 os.close(fds.pop())
                 names.pop()
-        return fds.pop(), "/".join(names) or "/", os.fstat(fds[-1] if fds else start)
+        above = os.fstat(fds[-2] if len(fds) > 1 else start)
+        return fds.pop(), "/".join(names) or "/", above
     except OSError as failure:
         if not isinstance(failure, Untrusted):
             failure.filename = path

@@ -129,6 +129,18 @@ def test_a_recording_that_others_may_exchange_is_read_of_a_copy(
     assert mine or not Path(name).exists()
 
 
+def test_a_copy_of_a_recording_is_no_longer_than_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who lets it grow meanwhile would fill the disk; and so would one that is mostly holes."""
+    (tmp_path / "it").write_bytes(b"x" * 5000)
+    monkeypatch.setattr(nsys.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(nsys.files, "changeable", lambda *_: (tmp_path, "others may write to it"))
+    with (tmp_path / "it").open("rb") as file:
+        with nsys._lasting(tmp_path / "it", file, 3000) as name:
+            assert name.read_bytes() == b"x" * 3000
+        with pytest.raises(OSError, match="No space left"), nsys._lasting(tmp_path / "it", file, 1 << 60):
+            pass
+
+
 def test_a_page_of_metrics_whose_head_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte came before a socket's time-out."""
     monkeypatch.setattr(exposed, "TIMEOUT_S", 0.5)

@@ -21,6 +21,7 @@ import pytest
 from argus.capture.process import environment, mapped
 from argus.capture.reader import process as reader_process
 from argus.capture.reader.reader import Answer, Reader
+from argus.system import files
 from tests.security.mapping_process import NOBODY, mapping
 from tests.security.test_reader import HERE, made, running  # noqa: F401 - a fixture
 from tests.security.test_repositories import AS_ROOT, COMMIT, HONEST, OTHER, as_nobody, put_list, shared, working_in  # noqa: F401
@@ -216,6 +217,85 @@ def test_a_repository_that_may_not_be_read_hides_the_one_around_it(shared: Path,
         facts = environment.process_facts(pid)
     assert "git.commit" not in facts
     assert facts[environment.UNREADABLE] == "git.commit"
+
+
+def test_a_repository_on_another_mount_leaves_the_one_where_a_program_works(shared: Path) -> None:  # noqa: F811
+    """A volume with a script, mounted in the work tree of another repository: no commit was known at all."""
+    volume = shared / "job/w/data"
+    volume.mkdir(parents=True)
+    (works := shared / "job/works").mkdir()
+    for git, commit in ((shared / "job/w/.git", OTHER), (works / ".git", COMMIT)):
+        git.mkdir()
+        (git / "HEAD").write_text(commit)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "x", str(volume)], check=True)
+    try:
+        (volume / "train.py").touch()
+        with running_script(f"{volume}/train.py", works) as pid:
+            assert environment.process_facts(pid)["git.commit"] == COMMIT
+        with running_script(f"{volume}/train.py", volume) as pid:
+            assert not {"git.commit", environment.UNREADABLE} & environment.process_facts(pid).keys()
+    finally:
+        subprocess.run(["umount", str(volume)], check=True)
+
+
+def test_a_mount_that_came_while_a_path_was_followed_is_known(
+    shared: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an automounter's, which mounts what is gone through."""
+    volumes = [shared / "job/a", shared / "job/a/b"]
+    real = mapped.Mounts.enter
+
+    def enter(self: mapped.Mounts, fd: int, owners: frozenset[int]) -> None:
+        real(self, fd, owners)
+        if os.readlink(f"/proc/self/fd/{fd}") == str(volumes[0]) and not os.path.ismount(volumes[1]):
+            mount(volumes[1])
+            (volumes[1] / ".git").mkdir()
+            (volumes[1] / ".git/HEAD").write_text(COMMIT)
+            (volumes[1] / "train.py").touch()
+
+    def mount(where: Path) -> None:
+        where.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "x", str(where)], check=True)
+
+    mount(volumes[0])
+    monkeypatch.setattr(mapped.Mounts, "enter", enter)
+    try:
+        with running_script(f"{volumes[1]}/train.py") as pid:
+            assert environment.process_facts(pid)["git.commit"] == COMMIT
+    finally:
+        subprocess.run(["umount", "-R", str(volumes[0])], check=True)
+
+
+def test_a_library_of_an_overlay_is_known_by_what_is_mapped(torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some overlays show another inode in maps than the file has."""
+    monkeypatch.setattr(mapped, "_is_mapped", lambda *_: False)
+    with mapping([torch / "lib/libtorch_cpu.so"], list(HONEST)) as pid:
+        assert environment.process_facts(pid)["torch.version"] == "2.9.0"
+
+
+def test_a_folder_whose_status_cannot_be_asked_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    root = os.open(tmp_path, os.O_PATH)
+    before, asked = len(os.listdir("/proc/self/fd")), 0
+    fstat = os.fstat
+
+    def refuse(fd: int) -> os.stat_result:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise OSError(errno.EIO, "no")
+        return fstat(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", refuse)
+        with pytest.raises(OSError, match="no"):
+            files.find(root, "/a")
+    assert asked == 2
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(root)
 
 
 def test_a_file_whose_status_cannot_be_asked_leaves_no_descriptor(

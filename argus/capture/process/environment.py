@@ -57,6 +57,7 @@ _REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
 _GIT = ".git"
 _GIT_DIR = re.compile(r"gitdir: ([^\0\n]{1,4000})\n?")
 """What is in ``.git`` of a submodule or a further work tree (gitrepository-layout(5))."""
+_RANGE = re.compile("[0-9a-f]{1,16}-[0-9a-f]{1,16}")
 _INODE = re.compile("[0-9]{1,20}")
 _DELETED = " (deleted)"
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
@@ -210,16 +211,19 @@ def _versions(pid: int, unreadable: list[str]) -> dict[str, str]:
 
 
 def _mapped_files(pid: int) -> dict[str, mapped.Mapping]:
-    """Files that a process maps, by path: of each a mapping, whose addresses are left out."""
+    """Files that a process maps, by path: of each its first mapping, whose offset is left out."""
     progress.memory()
     lines = _begin(pid, "maps", _MAPS_BYTES).decode(errors="surrogateescape").split("\n")
     progress.clear()
     files: dict[str, mapped.Mapping] = {}
     for line in lines:
         words = line.split(None, 5)
-        if len(words) == 6 and words[5].startswith("/") and _INODE.fullmatch(words[4]):
+        if len(words) == 6 and words[5].startswith("/") and _INODE.fullmatch(words[4]) and _RANGE.fullmatch(words[0]):
             path = words[5].removesuffix(_DELETED)
-            one = mapped.Mapping(0, 0, 0, words[3], int(words[4]), path, deleted=path != words[5])
+            begin, _, end = words[0].partition("-")
+            one = mapped.Mapping(
+                int(begin, 16), int(end, 16), 0, words[3], int(words[4]), path, deleted=path != words[5]
+            )
             files.setdefault(path, one)
     return files
 
@@ -249,6 +253,8 @@ def _commit(pid: int) -> str:
                     return _Repository(tree).checked_out(git)
                 except (FileNotFoundError, NotADirectoryError):
                     pass  # it is no repository; one around it may be
+                except mapped.Elsewhere:
+                    break  # git does not look further, either
                 except mapped.Foreign:
                     if _is_kept(tree.place(folder).status, tree.rights):
                         raise  # nobody but those who are believed may have put it there

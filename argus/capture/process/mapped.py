@@ -54,6 +54,8 @@ _FUSE = 0x65735546
 MOUNTS_BYTES = 32 << 20
 """Of /proc/PID/mountinfo: 1,000 file systems in user space, which is what ``fusermount`` allows users together, take 17
 MB if their names are as long as can be."""
+MOUNTS_READ = 3
+"""It is read so often at most."""
 ROOTS, NOT_KNOWN = -1, -2
 """Whose a file system is that is not in user space."""
 _DEVICE = re.compile(rb"([0-9]{1,4}):([0-9]{1,7})")
@@ -257,7 +259,8 @@ def mount_of(fd: int) -> int:
 
 
 class Mounts:
-    """What is mounted for a process, by the number of the mount. It is read once a mount is entered that is not known.
+    """What is mounted for a process, by the number of the mount. It is read when a mount is entered that is not known:
+    to go through an automounter's folder mounts one.
 
     Args:
         pid: The process.
@@ -265,7 +268,8 @@ class Mounts:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._table: dict[int, tuple[str, int]] | None = None
+        self._table: dict[int, tuple[str, int]] = {}
+        self._reads = 0
         self._cut = False
         self._own: set[int] = set()
 
@@ -288,7 +292,8 @@ class Mounts:
         number = mount_of(fd)
         if number in self._own:
             return
-        if self._table is None:
+        if number not in self._table and self._reads < MOUNTS_READ:
+            self._reads += 1
             self._table = self._read()
         if self._cut and number not in self._table:
             raise OSError(errno.EFBIG, "more is mounted than is read")
@@ -435,10 +440,17 @@ def open_beside(pid: int, mapping: Mapping, path: str) -> File:
 
 
 class Foreign(Refused):
-    """The part of a path that has to be of who is believed is somebody else's, or on another mount."""
+    """The part of a path that has to be of who is believed is somebody else's."""
 
     def __init__(self) -> None:
         super().__init__("it is somebody else's")
+
+
+class Elsewhere(Refused):
+    """The same part is on another mount than it has to be."""
+
+    def __init__(self) -> None:
+        super().__init__("it is on another mount")
 
 
 @dataclass(frozen=True)
@@ -472,9 +484,13 @@ class Tree:
     def __init__(self, pid: int) -> None:
         self.rights = rights_of(pid)
         self._pid = pid
-        self._root = open_root(pid)
         self._mounts = Mounts(pid)
-        self._mounts.enter_root(self._root)
+        self._root = open_root(pid)
+        try:
+            self._mounts.enter_root(self._root)
+        except BaseException:
+            os.close(self._root)
+            raise
 
     def __enter__(self) -> Tree:
         return self
@@ -497,7 +513,8 @@ class Tree:
             on: The mount that this part has to be on; default: any.
 
         Raises:
-            Foreign: That part is somebody else's, or on another mount.
+            Foreign: That part is somebody else's.
+            Elsewhere: It is on another mount.
             Refused: The process may not go there, or it is somebody else's.
             OSError: It cannot be reached.
         """
@@ -588,12 +605,23 @@ class Tree:
             raise Refused(f"{mapping.path} is not there any more")
         progress.refuse(mapping.device)
         with progress.look_up():
-            fd, _place_there = self._find(mapping.path)
+            fd, place = self._find(mapping.path)
             try:
-                if not _is_mapped(fd, mapping):
+                if not self._maps(mapping, place.status) and not _is_mapped(fd, mapping):
                     raise Refused(f"{mapping.path} is another file than the mapped one")
             finally:
                 os.close(fd)
+
+    def _maps(self, mapping: Mapping, status: os.stat_result) -> bool:
+        """Whether a file is the mapped one, where that can be asked: some overlays show another inode in maps."""
+        try:
+            with (
+                progress.file(mapping.device),
+                _place(f"/proc/{self._pid}/map_files/{mapping.start:x}-{mapping.end:x}") as place,
+            ):
+                return os.path.samestat(os.fstat(place), status)
+        except OSError:
+            return False
 
     def check_unchangeable(self, path: str) -> None:
         """Whether the process may be told to load a file: only if nobody who could not change the process anyway may
@@ -635,7 +663,7 @@ class Tree:
 
         def arrive(part: str, fd: int) -> None:
             if owned and part == owned and on != NOT_KNOWN and mount_of(fd) != on:
-                raise Foreign
+                raise Elsewhere
             self._mounts.enter(fd, rights.owners)
 
         def check(part: str, fd: int, status: os.stat_result) -> None:
