@@ -256,9 +256,8 @@ def _refresh_aside(url: str) -> None:
     environment = {**os.environ, "PYTHONPATH": child.environment()["PYTHONPATH"]}
     environment.pop("_ARGUS_COMPLETE", None)
     password = environment.pop(secrets.VARIABLE, None)
-    with contextlib.suppress(OSError), open(os.memfd_create("argus"), "w+b", buffering=0) as given:
-        given.write(os.fsencode(password or ""))
-        given.seek(0)
+    with contextlib.suppress(OSError), os.fdopen(os.memfd_create("argus")) as given:
+        os.pwrite(given.fileno(), os.fsencode(password or ""), 0)
         subprocess.Popen(
             [sys.executable, "-m", __name__, url, *(["-"] if password is not None else [])],
             stdin=given,

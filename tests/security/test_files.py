@@ -1011,12 +1011,14 @@ _WRITERS = {
     r"mkdtemp\(|TemporaryDirectory\(": {
         "argus/compare/observe/traced.py",  # a spool for itself
         "argus/cupti/build.py",  # what the compiler writes, read from there
+        "argus/importers/nsys.py",  # a copy for itself
     },
     r"\bopen\(.*[\"'][rbt]*[wax+][rbt+]*[\"']": {
         "argus/capture/prices.py",  # a file in memory
         "argus/capture/process/demangle_child.py",  # of /proc/self
         "argus/capture/reader/process.py",  # of /proc/self
         "argus/compare/observe/sanitize.py",  # files.replacing
+        "argus/importers/nsys.py",  # in a folder of its own
         "argus/store/open.py",  # a descriptor of files.open_at
         "argus/store/spool.py",  # a descriptor of a folder that was checked
         "argus/system/debug.py",  # a descriptor of a folder that was checked

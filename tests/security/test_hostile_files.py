@@ -26,7 +26,6 @@ from argus.capture.process.symbols import Symbols
 from argus.capture.process.targets import find_libraries
 from argus.capture.python import interpreter
 from argus.model import calls
-from argus.system.proc import Rights
 from tests.security.mapping_process import mapping, mapping_of, needs_root
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -370,13 +369,13 @@ def test_cupti_is_looked_for_in_bounded_folders_of_the_process(
         (names / "libcupti.so.13").touch()
         assert str(names / "libcupti.so.13") in cupti.candidates(pid)
         listed: list[tuple[str, int]] = []
-        real = cupti.names_in_root
+        real = mapped.FileTree.names
 
-        def note(root: int, where: str, rights: Rights, most: int) -> list[str]:
+        def note(self: mapped.FileTree, where: str, most: int) -> list[str]:
             listed.append((where, most))
-            return real(root, where, rights, most)
+            return real(self, where, most)
 
-        monkeypatch.setattr(cupti, "names_in_root", note)
+        monkeypatch.setattr(mapped.FileTree, "names", note)
         monkeypatch.setattr(cupti, "_MOST_IN_ALL", 5)
         monkeypatch.setattr(cupti, "_MOST_NAMES", 3)
         cupti.candidates(pid)

@@ -157,7 +157,7 @@ def test_a_file_system_of_another_user_is_not_believed(shared: Path, uid: int, o
             pytest.skip("no file system in user space can be mounted here")
         with mapping([runtime], AS_VICTIM) as pid:
             refused = pytest.raises(PermissionError, match="others may change it")
-            with mapped.Tree(pid) as tree, contextlib.nullcontext() if offered else refused:
+            with mapped.FileTree(pid) as tree, contextlib.nullcontext() if offered else refused:
                 tree.check_unchangeable(str(where / NAME))
     finally:
         subprocess.run(["umount", "--lazy", where], check=False)

@@ -99,7 +99,7 @@ def test_absolute_links_lead_nowhere_outside_the_root_of_the_process(folder: Pat
             assert mapped.open_in_root(root, f"/{name}").read(9, 0) == b"its own"
     finally:
         os.close(root)
-    with mapped.Tree(os.getpid()) as tree, pytest.raises(OSError) as failure:
+    with mapped.FileTree(os.getpid()) as tree, pytest.raises(OSError) as failure:
         tree.file(str(folder / "magic"))
     assert failure.value.errno == errno.ELOOP
 
@@ -113,7 +113,7 @@ def test_what_is_no_regular_file_is_never_opened(folder: Path, kind: str) -> Non
         place.symlink_to("/dev/zero")
     else:
         place.mkdir()
-    with mapped.Tree(os.getpid()) as tree, pytest.raises(mapped.Refused, match="no regular file"):
+    with mapped.FileTree(os.getpid()) as tree, pytest.raises(mapped.Refused, match="no regular file"):
         tree.file(str(place))
 
 
@@ -124,7 +124,7 @@ def test_a_lease_on_a_file_is_not_waited_for(folder: Path) -> None:
     before = signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK))
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        with mapped.Tree(os.getpid()) as tree, pytest.raises(BlockingIOError):
+        with mapped.FileTree(os.getpid()) as tree, pytest.raises(BlockingIOError):
             tree.file(str(folder / "leased.so"))
     finally:
         signal.signal(signal.SIGIO, before)
@@ -207,7 +207,7 @@ def test_a_mapping_that_became_another_files_is_refused(folder: Path) -> None:
 def test_a_folder_of_a_million_names_is_read_in_part(folder: Path) -> None:
     for number in range(30):
         (folder / str(number)).touch()
-    with mapped.Tree(os.getpid()) as tree:
+    with mapped.FileTree(os.getpid()) as tree:
         assert len(tree.names(str(folder), 20)) == 20
         assert sorted(tree.names(str(folder))) == sorted(map(str, range(30)))
         assert tree.names(str(folder / "none")) == []

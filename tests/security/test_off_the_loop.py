@@ -405,7 +405,7 @@ _READERS = {
     },
     r"folder / \"syscall\"|/syscall\"": {"argus/capture/blocked.py"},
     r"\bopen\(.*\"exe\"": {"argus/capture/process/targets.py"},
-    r"map_files|\bopen_mapped\(|\bopen_in_root\(|\bopen_beside\(|\bnames_in_root\(": {
+    r"map_files|\bopen_mapped\(|\bopen_in_root\(|\bopen_beside\(|\bFileTree\(": {
         "argus/capture/process/c_library.py",
         "argus/capture/process/cupti.py",
         "argus/capture/process/elf.py",

@@ -145,7 +145,7 @@ def openat2(name, flags, mode=0):
     if libc.syscall(437, -100, os.fsencode(name), how, len(how)) < 0:
         raise OSError(ctypes.get_errno(), name)
 open("/proc/self/status").read()
-assert mapped.Tree({pid}).file({name!r}).read(4, 0) == b"data"
+assert mapped.FileTree({pid}).file({name!r}).read(4, 0) == b"data"
 print(
     refused(lambda: os.open({name!r}, os.O_WRONLY)),
     refused(lambda: os.open({name!r}, os.O_RDONLY | os.O_TRUNC)),

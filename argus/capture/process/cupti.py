@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
-from argus.capture.process.mapped import Refused, Tree, mount_of
+from argus.capture.process.mapped import FileTree, Refused, mount_of
 from argus.capture.reader import left_out, progress, reader
 from argus.capture.reader.reader import Answer, Malformed, integers, text
 from argus.system.files import Untrusted
@@ -74,7 +74,7 @@ def candidates(pid: int) -> list[str]:
             if above.name in ("nvidia", "site-packages", "dist-packages"):
                 for part in ("cu13", "cuda_cupti"):
                     folders[str(packages / part / "lib")] = None
-    with contextlib.suppress(OSError), Tree(pid) as tree:
+    with contextlib.suppress(OSError), FileTree(pid) as tree:
         left = _MOST_IN_ALL
 
         def names(folder: str) -> list[str]:
@@ -98,7 +98,7 @@ def _fits(path: str, majors: set[int]) -> bool:
     return not version or not majors or int(version[1]) in majors
 
 
-def _may_be_loaded(pid: int, tree: Tree, path: str) -> bool:
+def _may_be_loaded(pid: int, tree: FileTree, path: str) -> bool:
     """Whether no other user can have the process load what he likes under this name, now or later."""
     try:
         # The loader would put other text in the place of $ORIGIN and its like: another path than the one looked at.

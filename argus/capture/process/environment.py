@@ -195,7 +195,7 @@ def _versions(pid: int, unreadable: list[str]) -> dict[str, str]:
     }
     if torch is None and not packages:
         return facts
-    with _noting(unreadable, "versions"), mapped.Tree(pid) as tree:
+    with _noting(unreadable, "versions"), mapped.FileTree(pid) as tree:
         if torch is not None:
             with _passing_over():  # what names say is known all the same
                 tree.check_still_there(torch[1])
@@ -243,7 +243,7 @@ def _commit(pid: int) -> str:
     Raises:
         OSError: There is a repository, and it cannot be read, or the process may not read it.
     """
-    with mapped.Tree(pid) as root:
+    with mapped.FileTree(pid) as root:
         for tree, start in _folders(pid, root):
             folder = start.path
             for _ in range(_FOLDERS_UP):
@@ -277,7 +277,7 @@ class _Repository:
         tree: The process's.
     """
 
-    def __init__(self, tree: mapped.Tree) -> None:
+    def __init__(self, tree: mapped.FileTree) -> None:
         self._tree = tree
         self._chosen = False
         """Whether guests may have chosen where it is."""
@@ -326,7 +326,7 @@ class _Repository:
         return _head(self._tree.file(path, owned=_GIT, chosen=self._chosen), size)
 
 
-def _folders(pid: int, tree: mapped.Tree) -> Iterator[tuple[mapped.Tree, mapped.Place]]:
+def _folders(pid: int, tree: mapped.FileTree) -> Iterator[tuple[mapped.FileTree, mapped.Place]]:
     """Where its program may lie, with who is believed there: the folder of the script that its command line names,
     where it works, and the folder of a program that is no interpreter. Whoever owns one of the last two is believed, if
     it is still what lies there: what a path or a name leads to by now, others may have put there."""

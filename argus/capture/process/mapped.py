@@ -434,7 +434,7 @@ def open_beside(pid: int, mapping: Mapping, path: str) -> File:
         Refused: What lies there is no regular file, the process may not read it, or others may have put it there.
         OSError: It cannot be opened, or the process has ended.
     """
-    with Tree(pid) as tree:
+    with FileTree(pid) as tree:
         tree.check_still_there(mapping)
         return tree.file(path)
 
@@ -470,7 +470,7 @@ class Place:
     mount: int
 
 
-class Tree:
+class FileTree:
     """Files and folders of a process, by paths that the process chose, or others: what it may not read itself is not
     read, and file systems in user space of others are not asked.
 
@@ -492,13 +492,13 @@ class Tree:
             os.close(self._root)
             raise
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> FileTree:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._root)
 
-    def believing(self, user: int) -> Tree:
+    def believing(self, user: int) -> FileTree:
         """The same where a user is believed, too (``Rights.with_owner``). It is closed with this one."""
         other = copy(self)
         other.rights = self.rights.with_owner(user)

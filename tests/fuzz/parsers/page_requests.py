@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -79,6 +80,7 @@ _store: Any = mock.Mock(url="chdb")
 _answers = answers.Answers(_store, lambda *_: answers.Built({"rows": SECRET.decode()}, b"", _zoom))
 logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # it notes each request that is none
 _loop = asyncio.new_event_loop()
+_worker = ThreadPoolExecutor(1)  # where no other loop may run
 _config = uvicorn.Config(
     make_app(_answers, Access(TOKEN, loopback=True), {"/": b"page", "/a.js": b"code"}),
     log_config=None, access_log=False, server_header=False, date_header=False, lifespan="off",
@@ -126,7 +128,7 @@ def run(data: bytes) -> None:
         mock.patch.object(answers, "find_job_runs", side_effect=lambda _: list(listed)),
         mock.patch.object(anyio.to_thread, "run_sync", _at_once),
     ):
-        got = _loop.run_until_complete(_converse(data))
+        got = _worker.submit(_loop.run_until_complete, _converse(data)).result()
     statuses = _STATUS.findall(got)
     assert b"500" not in statuses, got[:500]
     if TOKEN.encode() not in data:

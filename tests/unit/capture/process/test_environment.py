@@ -38,7 +38,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
             monkeypatch.setattr(module, "PROC", tmp_path / "proc")
         (tmp_path / "cgroups").mkdir()
         monkeypatch.setattr(environment, "CGROUPS", tmp_path / "cgroups")
-        monkeypatch.setattr(mapped.Tree, "_leads_to", lambda *_: True)  # what /proc has are links of this host
+        monkeypatch.setattr(mapped.FileTree, "_leads_to", lambda *_: True)  # what /proc has are links of this host
         monkeypatch.setattr(mapped, "open_root", lambda pid: os.open(root, os.O_PATH | os.O_DIRECTORY))
         return root
 
