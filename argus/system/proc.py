@@ -181,7 +181,7 @@ class Rights:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may do what to a file: its mode, and the list that it may have besides (acl(5)).
+    """Who may do what to a file: its mode, and its access control list (acl(5)).
 
     Attributes:
         owner, other: What its owner may do, and who is named nowhere: bits as of a mode.

@@ -45,11 +45,13 @@ def build(source: str, library: Path, *options: str) -> Path:
 
 
 @contextlib.contextmanager
-def file_system(where: Path, shown: Path, delay: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def file_system(
+    where: Path, shown: Path, delay: Path | None = None, *, server: Path = HERE / "fuse_folder.py"
+) -> Iterator[subprocess.Popen[bytes]]:
     """A file system in user space; SIGSTOP makes it one that does not answer, a file ``delay`` one that is slow."""
-    where.mkdir()
+    where.mkdir(exist_ok=True)
     more = [] if delay is None else [str(delay)]
-    with running(sys.executable, str(HERE / "fuse_folder.py"), str(where), str(shown), *more) as daemon:
+    with running(sys.executable, str(server), str(where), str(shown), *more) as daemon:
         try:
             if daemon.poll() is not None:
                 pytest.skip("no file systems in user space here (/dev/fuse)")

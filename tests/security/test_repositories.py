@@ -30,11 +30,11 @@ HONEST = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups")
 
 
 @contextlib.contextmanager
-def working_in(folder: Path, user: tuple[str, ...]) -> Iterator[int]:
+def working_in(folder: Path, user: tuple[str, ...], command: tuple[str, ...] = ("sleep", "600")) -> Iterator[int]:
     """A process that works in a folder, by its PID."""
-    with subprocess.Popen([*user, "sleep", "600"], cwd=folder) as process:
+    with subprocess.Popen([*user, *command], stdin=subprocess.PIPE, cwd=folder) as process:
         try:
-            while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+            while Path(f"/proc/{process.pid}/comm").read_text() != f"{command[0]}\n":
                 time.sleep(0.01)
             yield process.pid
         finally:

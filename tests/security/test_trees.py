@@ -10,8 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,38 +21,24 @@ from argus.capture.reader import process as reader_process
 from argus.capture.reader.reader import Answer, Reader
 from argus.system import files
 from tests.security.mapping_process import NOBODY, mapping
-from tests.security.test_reader import HERE, made, running  # noqa: F401 - a fixture
+from tests.security.test_file_systems import file_system
+from tests.security.test_reader import HERE, made  # noqa: F401 - a fixture
 from tests.security.test_repositories import AS_ROOT, COMMIT, HONEST, OTHER, as_nobody, put_list, shared, working_in  # noqa: F401
 
 pytestmark = AS_ROOT
 
 
-@contextlib.contextmanager
-def mounted_by_nobody(where: Path, shown: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def mounted_by_nobody(
+    where: Path, shown: Path, folder: Path
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """A file system of another user's, which shows one file and says that it is root's."""
     server = folder / "server.py"
     server.write_text((HERE / "fuse_folder.py").read_text().replace("user_id=0", f"user_id={NOBODY}"))
-    with running(sys.executable, str(server), str(where), str(shown)) as daemon:
-        try:
-            if daemon.poll() is not None:
-                pytest.skip("no file systems in user space here (/dev/fuse)")
-            yield daemon
-        finally:
-            daemon.kill()
-            daemon.wait()
-            subprocess.run(["umount", "-l", str(where)], check=False)
+    return file_system(where, shown, server=server)
 
 
-@contextlib.contextmanager
-def running_script(script: str, cwd: Path | str = "/") -> Iterator[int]:
-    words = ["bash", "-c", "read line", script]
-    with subprocess.Popen([*HONEST, *words], stdin=subprocess.PIPE, cwd=cwd) as process:
-        try:
-            while Path(f"/proc/{process.pid}/comm").read_text() != "bash\n":
-                time.sleep(0.01)
-            yield process.pid
-        finally:
-            process.kill()
+def running_script(script: str, cwd: Path | str = "/") -> contextlib.AbstractContextManager[int]:
+    return working_in(Path(cwd), HONEST, ("bash", "-c", "read line", script))
 
 
 def test_what_a_list_of_access_forbids_the_reader_process_does_not_read_either(
