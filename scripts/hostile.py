@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "tests" / "fakegpu"))
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benches._processes import Peaks  # noqa: E402
+from benches._processes import PARTS, Peaks  # noqa: E402
 from run import BUILD, Job, armed  # noqa: E402 - the folder is not a package
 
 from argus.capture.python.layouts import LAYOUTS  # noqa: E402
@@ -120,7 +120,8 @@ def main() -> int:
             name: {
                 "peak_bytes": run.peaks.own,
                 "peak_bytes_with_files": run.peaks.whole,
-                "peaks": run.peaks.parts,
+                "peaks": {part: run.peaks.parts[part] for part in PARTS},
+                "peaks_of_each": {part: run.peaks.each[part] for part in PARTS},
                 "hostile_losses": run.hostile_losses,
                 "honest": {job: vars(found) for job, found in run.honest.items()},
             }

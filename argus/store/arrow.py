@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,6 +52,25 @@ def joined(parts: list[pa.Table]) -> pa.Table:
     )
     # One dictionary a column: Arrow's file format cannot replace one between batches.
     return pa.concat_tables([part.cast(schema) for part in parts]).unify_dictionaries().combine_chunks()
+
+
+def cut(rows: pa.Table, pieces: int) -> list[pa.Table]:
+    """A table as so many of about as many rows each, in their order. Of a dictionary each has what it uses."""
+    ends = [rows.num_rows * k // pieces for k in range(pieces + 1)]
+    columns = [[_with_used_values(part) for part in _slices(column, ends)] for column in rows.columns]
+    return [pa.table(list(each), names=rows.column_names) for each in zip(*columns, strict=True)]
+
+
+def _slices(column: pa.ChunkedArray, ends: Sequence[int]) -> list[pa.ChunkedArray]:
+    return [column.slice(begin, end - begin) for begin, end in pairwise(ends)]
+
+
+def _with_used_values(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    if not pa.types.is_dictionary(column.type):
+        return column
+    array = column.unify_dictionaries().combine_chunks()
+    used = pc.unique(array.indices.drop_null())
+    return pa.DictionaryArray.from_arrays(pc.index_in(array.indices, used), array.dictionary.take(used))
 
 
 def to_arrow(table: str, rows: pa.Table | Mapping[str, Values]) -> pa.Table:

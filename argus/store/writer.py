@@ -17,9 +17,10 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +31,7 @@ from argus.model.losses import Owner
 from argus.model.shares import Shares
 from argus.model.units import elapsed
 from argus.store import spill, spool
-from argus.store.arrow import Values, joined, to_arrow, without_folders
+from argus.store.arrow import Values, cut, joined, to_arrow, without_folders
 from argus.store.failures import is_forbidden, lacks_table, transient
 from argus.store.open import Store
 from argus.store.replay import ROLLED_UP, insert_again, look_up, replay, sent_before_s, token_forgotten
@@ -39,6 +40,9 @@ from argus.system import debug
 
 FLUSH_ROWS = 200_000
 """A table with so many rows waiting is sent at once."""
+BATCH_BYTES = 4 << 20
+"""About the most that a batch has. While it is stored, the engine needs eight times as much (``scripts/bench store``):
+the request, the file that the rows are read from, columns, buffers. As many rows in larger ones take no less time."""
 FLUSH_S = 2.0
 """The longest that a row waits before it is sent: each batch is a part of the engine's, which keeps some 16 KB of it in
 memory until it is merged."""
@@ -95,10 +99,35 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows that are not in a batch yet. ``owner``: whose they are; None: nobody's."""
+    """Rows that are not in a batch yet. ``owner``: whose they are; None: nobody's. ``nbytes``: what they count as."""
 
     rows: pa.Table
     owner: Owner | None
+    nbytes: int
+
+
+def _in_batches(parts: Iterable[_Part]) -> list[list[_Part]]:
+    """Parts of the same columns as batches of ``BATCH_BYTES`` at most, in their order."""
+    found: list[list[_Part]] = []
+    size = BATCH_BYTES
+    for part in chain.from_iterable(map(_pieces, parts)):
+        if size + part.nbytes > BATCH_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(part)
+        size += part.nbytes
+    return found
+
+
+def _pieces(part: _Part) -> list[_Part]:
+    number = min(-(-part.nbytes // BATCH_BYTES), part.rows.num_rows)
+    if number < 2:
+        return [part]
+    counted = [part.nbytes * k // number for k in range(number + 1)]
+    return [
+        _Part(rows, part.owner, end - begin)
+        for rows, (begin, end) in zip(cut(part.rows, number), pairwise(counted), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -277,7 +306,7 @@ class Writer:
                     return 0
             if owner is not None:
                 self._shares.add(owner, converted.nbytes)
-            self._pending.setdefault(table, []).append(_Part(converted, owner))
+            self._pending.setdefault(table, []).append(_Part(converted, owner, converted.nbytes))
             self._pending_since.setdefault(table, time.monotonic())
             self._bytes += converted.nbytes
             self._shed()
@@ -429,16 +458,16 @@ class Writer:
         alike: dict[tuple[str, ...], list[_Part]] = {}
         for part in parts:
             alike.setdefault(tuple(part.rows.column_names), []).append(part)
-        for group in alike.values():
+        for group in chain.from_iterable(map(_in_batches, alike.values())):
             rows = joined([part.rows for part in group])
-            self._bytes += rows.nbytes - sum(part.rows.nbytes for part in group)
+            self._bytes += rows.nbytes - sum(part.nbytes for part in group)
             sequence = self._sequence[table]
             self._sequence[table] += 1
             token = f"{self.source}/{self._session}/{table}/{sequence}"
             batch = _Batch(table, token, rows, rows.num_rows, rows.nbytes)
             for part in group:
                 if part.owner is not None:
-                    batch.of[part.owner] += part.rows.nbytes
+                    batch.of[part.owner] += part.nbytes
             self._outbox.append(batch)
 
     def _shed(self) -> None:
@@ -463,9 +492,9 @@ class Writer:
     def _drop_pending(self, table: str) -> None:
         part = self._pending[table].pop(0)
         self.rows_dropped[table] += part.rows.num_rows
-        self._bytes -= part.rows.nbytes
+        self._bytes -= part.nbytes
         if part.owner is not None:
-            self._shares.remove({part.owner: part.rows.nbytes})
+            self._shares.remove({part.owner: part.nbytes})
         if not self._pending[table]:
             del self._pending[table], self._pending_since[table]
 

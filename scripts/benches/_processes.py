@@ -172,12 +172,14 @@ class Peaks:
     Attributes:
         own: Of all processes at once, bytes, without pages that files have.
         whole: The same with these.
-        parts: Of each of ``PARTS``, own bytes: they need not be of one moment.
+        parts: Of each of ``PARTS``, own bytes at the moment of ``own``.
+        each: The most of each by itself.
     """
 
     def __init__(self) -> None:
         self.own = self.whole = 0
         self.parts: Tally[str] = Tally(dict.fromkeys(PARTS, 0))
+        self.each: Tally[str] = Tally(dict.fromkeys(PARTS, 0))
 
     def look(self, tracer: int, store: Path | None = None) -> None:
         """Reads what there is now.
@@ -193,9 +195,10 @@ class Peaks:
             own, whole = pss_bytes(pid)
             now[self._part(pid, tracer, engine)] += own
             with_files += whole
-        self.own, self.whole = max(self.own, now.total()), max(self.whole, with_files)
-        for part, size in now.items():
-            self.parts[part] = max(self.parts[part], size)
+        if now.total() > self.own:
+            self.own, self.parts = now.total(), now
+        self.whole = max(self.whole, with_files)
+        self.each |= now
 
     @staticmethod
     def _part(pid: int, tracer: int, engine: int) -> str:
@@ -210,8 +213,8 @@ class Peaks:
         return "others"
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{part} {self.parts[part] >> 20}" for part in PARTS)
-        return f"{self.own >> 20} MiB ({parts}); with pages of files {self.whole >> 20} MiB"
+        parts, each = (", ".join(f"{part} {of[part] >> 20}" for part in PARTS) for of in (self.parts, self.each))
+        return f"{self.own >> 20} MiB ({parts}); each at most {each}; with pages of files {self.whole >> 20} MiB"
 
 
 def engine_of(store: Path) -> int:

@@ -5,6 +5,7 @@ columns of Python values made ready beforehand, through ``Client.insert(column_o
 go to the table ``collectives`` of one embedded engine, in turn, ``ROWS`` at a time. The ratio is of rows a second,
 median of rounds; ``cpu``: CPU time of the writing process, which shares its node with the job. ``small_N``: inserts a
 second of N rows each, one after the other. ``spill``: rows a second to disk, with fsync, and from there into the store.
+``engine_mb``: what the engine takes in addition while it stores so much, sent at once, and in batches of the writer's.
 
 ``LARGE``: 100 steps of jobs of that many ranks (``_large_job``), each in a store of its own: rows a second, and bytes
 of a rank and step, by table as they lie there, and the time of each query, the best of three, with ``MOST_BYTES`` of
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,13 @@ from argus.store.spill import Place
 from argus.store.writer import Writer
 from benches import Result
 from benches._large_job import LargeJob
+from benches._processes import engine_of, pss_bytes
 
 ROWS = 200_000
 SMALL = (1, 10, 100, 1_000, 10_000)
 SMALL_S = 1.0
 T0 = 1_700_000_000_000_000_000
+AT_ONCE = 20_000_000
 LARGE = (1_024, 10_240)
 LARGE_STEPS = 100
 MOST_BYTES = 2_000_000_000
@@ -110,6 +114,42 @@ def _spill(store: Store, folder: Path) -> dict[str, float]:
     return {"spill_rows_per_s": 4 * ROWS / to_disk, "replay_rows_per_s": 4 * ROWS / back}
 
 
+def _memory(folder: Path) -> dict[str, float]:
+    """What the engine takes in addition while it stores ``AT_ONCE`` bytes of rows, MB: sent as they are, and in batches
+    of the writer's. Names of kernels make up most of them."""
+    columns = {
+        "job": "bench", "run": 1, "rank": 0, "host": "node", "pid": 77, "tid": 78, "call": "cuLaunchKernel",
+        "kind": "kernel", "kernel": [f"{number:08}".ljust(4000, "x") for number in range(AT_ONCE // 4000)],
+        "handle": 1, "stream": 0, "bytes": 0, "shared_bytes": 0, "grid": np.ones((AT_ONCE // 4000, 3), "u4"),
+        "block": np.ones((AT_ONCE // 4000, 3), "u4"), "ts": time.time_ns(), "duration_ns": -1, "result": 0,
+        "in_nccl": False,
+    }  # fmt: skip
+    rows = to_arrow("launches", columns)
+
+    def whole(store: Store) -> None:
+        store.insert("launches", rows, "whole", 60.0)
+
+    def in_batches(store: Store) -> None:
+        with Writer(store, source="bench") as writer:
+            writer.append("launches", rows)
+            assert writer.flush(60.0), writer.last_error
+
+    found = {}
+    for send in (whole, in_batches):
+        with open_store(f"chdb://{folder / send.__name__}") as store:
+            ensure_schema(store)
+            store.insert("launches", rows.slice(0, 100), "first")
+            engine = engine_of(folder / send.__name__)
+            before = most = pss_bytes(engine)[0]
+            sending = threading.Thread(target=send, args=(store,))
+            sending.start()
+            while sending.is_alive():
+                most = max(most, pss_bytes(engine)[0])
+                sending.join(0.002)
+        found[f"engine_mb_of_{AT_ONCE // 10**6}_mb_{send.__name__}"] = (most - before) / 1e6
+    return found
+
+
 def _large(folder: Path, ranks: int, steps: int) -> tuple[dict[str, float], float]:
     """Figures of one job, and the CPU time of its queries together, s."""
     found: dict[str, float] = {}
@@ -180,6 +220,6 @@ def run(rounds: int) -> Result:
         costs = {f"cpu_ns_per_row ({name})": statistics.median(s) / ROWS * 1e9 for name, s in used_s.items()}
         more = costs | _small(store) | _spill(store, Path(folder) / "spill")
     with tempfile.TemporaryDirectory() as folder:
-        more |= _growth(Path(folder), quick=rounds == 1)
+        more |= _memory(Path(folder)) | _growth(Path(folder), quick=rounds == 1)
     ratio = statistics.median(rows["Argus's writer"]) / statistics.median(rows["column insert"])
     return Result(f"blocks of {ROWS:,} rows of 19 columns into the embedded store", "rows/s", rows, ratio, more)

@@ -18,7 +18,7 @@ def hostile(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_memory_is_that_of_all_processes(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind's peak, and that of all at once."""
+    """What each had when all had most, and the most of each."""
     processes = importlib.import_module("benches._processes")
     parts = {1: "tracer", 2: "reader", 3: "reader", 4: "engine", 5: "others"}
     sizes = {pid: pid << 20 for pid in parts}
@@ -28,10 +28,12 @@ def test_memory_is_that_of_all_processes(hostile: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(processes.Peaks, "_part", staticmethod(lambda pid, tracer, engine: parts[pid]))
     peaks = processes.Peaks()
     peaks.look(1, Path("store"))
-    assert str(peaks) == "15 MiB (tracer 1, reader 5, engine 4, others 5); with pages of files 30 MiB"
+    then = "15 MiB (tracer 1, reader 5, engine 4, others 5)"
+    end = "reader 5, engine 4, others 5; with pages of files 30 MiB"
+    assert str(peaks) == f"{then}; each at most tracer 1, {end}"
     sizes[1], sizes[5] = 3 << 20, 0
     peaks.look(1, Path("store"))
-    assert str(peaks) == "15 MiB (tracer 3, reader 5, engine 4, others 5); with pages of files 30 MiB"
+    assert str(peaks) == f"{then}; each at most tracer 3, {end}"
 
 
 def test_the_memory_of_a_process_is_read(hostile: Any) -> None:

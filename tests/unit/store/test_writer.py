@@ -13,7 +13,7 @@ from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.losses import Owner
 from argus.store import replay, spill, spool
 from argus.store import writer as writer_module
-from argus.store.arrow import to_arrow
+from argus.store.arrow import cut, to_arrow
 from argus.store.open import Store, open_store
 from argus.store.schema_files import table_columns
 from argus.store.writer import Writer
@@ -206,6 +206,51 @@ def test_flush_is_due_by_rows_and_by_time(store: Store, clock: Clock) -> None:
     writer.maybe_flush(now + 5)
     assert writer.rows_written == {"iterations": 11}
     assert writer.bytes_waiting == 0
+
+
+def named(count: int, handle: int, length: int) -> dict[str, Any]:
+    """Rows of kernels with names of so many characters, of which every second one has been seen before."""
+    names = [f"{number // 2:08}".ljust(length, "x") for number in range(handle, handle + count)]
+    return {**launches(count, handle), "kernel": pa.array(names).dictionary_encode()}
+
+
+def test_much_at_once_is_sent_in_small_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int, str]] = []
+
+    def insert(table: str, rows: pa.Table, token: str, timeout_s: float) -> None:
+        sent.append((rows.num_rows, rows.nbytes, token))
+        Store.insert(store, table, rows, token, timeout_s)
+
+    monkeypatch.setattr(store, "insert", insert)
+    monkeypatch.setattr(writer_module, "BATCH_BYTES", 100_000)
+    with Writer(store, source="test", max_bytes=100 << 20) as writer:
+        writer.owners = Owners()
+        for handle in range(0, 300, 100):
+            writer.append("launches", launches(100, handle))
+        writer.append("launches", named(1000, 300, 4000))  # 2 MB of names
+        writer.append("launches", launches(100, 1300))
+        assert writer.flush(), writer.last_error
+        assert writer.bytes_waiting == 0
+        assert not writer._shares._held
+    assert sum(count for count, _, _ in sent) == 1400
+    assert max(size for _, size, _ in sent) < 120_000  # a name that both sides of a cut have counts twice
+    assert sent[0][0] == 300  # those before are one batch
+    assert len({token for _, _, token in sent}) == len(sent) < 30
+    found = rows(store, "SELECT handle, kernel FROM launches ORDER BY handle")
+    assert [handle for handle, _ in found] == list(range(1400))
+    assert all(kernel == (f"{handle // 2:08}".ljust(4000, "x") if 300 <= handle < 1300 else "k")
+               for handle, kernel in found)  # fmt: skip
+
+
+def test_a_piece_keeps_what_is_null() -> None:
+    values = pa.array(["a", None, "b", "a", None, "c"]).dictionary_encode()
+    table = pa.table({"name": values, "number": range(6)})
+    pieces = cut(table, 3)
+    assert [piece.to_pydict() for piece in pieces] == [
+        {"name": ["a", None], "number": [0, 1]}, {"name": ["b", "a"], "number": [2, 3]},
+        {"name": [None, "c"], "number": [4, 5]},
+    ]  # fmt: skip
+    assert [piece.column("name").chunk(0).dictionary.to_pylist() for piece in pieces] == [["a"], ["b", "a"], ["c"]]
 
 
 def test_what_rows_refer_to_is_sent_before_them(store: Store, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
