@@ -161,6 +161,8 @@ def trace(folder: Path, seconds: float, kinds: Sequence[str], treasure: Path) ->
         lines, peaks = _watch(tracing, folder / "store")
         if tracing.wait(60) != 0:
             raise SystemExit("hostile: the trace failed:\n" + "".join(lines[-20:]))
+        if ended := [kind for kind, process in zip(kinds, hostile, strict=True) if process.poll() is not None]:
+            raise SystemExit(f"hostile: did not last as long as the trace: {', '.join(ended)}")
         steps = {name: _steps(folder, name) for name in HONEST}
     honest = {name: _of_honest(store, name, steps[name]) for name in HONEST}
     secret = _rows(store, f"SELECT count() AS n FROM environments WHERE toString(facts) LIKE '%{SECRET}%'")

@@ -131,20 +131,31 @@ def flood() -> None:
 
 
 def names() -> None:
-    """Kernels whose names would fill the memory of whoever reads them, and never the same twice."""
+    """Kernels whose names would fill the memory of whoever reads them, and never the same twice; their handles are."""
     library = _cuda()
+    context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    _must(library.cuInit(0))
+    _must(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    _must(library.cuCtxSetCurrent(context))
     letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     bomb = "1A1BIS_S_E" + "".join(f"S0_IS{letters[k]}_S{letters[k]}_E" for k in range(1, 30))
-    handle = ctypes.c_void_p()
     _ready()
     number = 0
     while True:
-        for _ in range(200):
+        _must(library.cuModuleLoadData(ctypes.byref(module), b"image"))
+        for _ in range(64):
             number += 1
-            name = f"_Z{len(str(number)) + 1}f{number}{bomb}" if number % 2 else f"_RNvC{3000}{'x' * 3000}1f"
-            library.cuModuleGetFunction(ctypes.byref(handle), ctypes.c_void_p(1), name.encode())
-            library.cuLaunchKernel(handle, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+            name = f"_Z{len(str(number)) + 1}f{number}{bomb}" if number % 2 else f"_RNvC{3000}{number:x<3000}1f"
+            _must(library.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+            _must(library.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None))
+        _must(library.cuCtxSynchronize())
+        _must(library.cuModuleUnload(module))
         time.sleep(0.05)
+
+
+def _must(result: int) -> None:
+    if result:
+        raise SystemExit(f"the driver refuses a call: {result}")
 
 
 def memory() -> None:

@@ -57,6 +57,7 @@ from argus.semantics.steps.marks import Marks
 from argus.semantics.steps.range_names import Meaning, Role, meaning_of
 from argus.store.open import open_store
 from argus.store.reader import query
+from argus.store.schema_files import table_columns
 from argus.system.proc import container_of
 from tests.builders.sessions import Rows, a_session
 from tests.kernel.conftest import poll_until, wait_for_cuda, wait_until
@@ -1370,6 +1371,55 @@ def test_a_flood_beside_a_job_takes_nothing_from_it(store_url: str, tmp_path: Pa
     for rank in range(2):
         counts = json.loads((tmp_path / f"log-{rank}").read_text().splitlines()[-1])["counts"]
         assert counts["cudaLaunchKernel"] + counts["cuLaunchKernel"] + counts["ncclAllReduce"] == PACED_LAUNCHES
+
+
+LAUNCHES = """
+import ctypes, sys, time
+library = ctypes.CDLL(sys.argv[1])
+context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+library.cuInit(0)
+library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+library.cuCtxSetCurrent(context)
+library.cuModuleLoadData(ctypes.byref(module), b"image")
+print(flush=True)
+while True:
+    library.cuModuleGetFunction(ctypes.byref(function), module, b"own_kernel")
+    library.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    sum(range(100_000))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.kernel
+def test_who_traces_their_own_gets_nothing_of_others(store_url: str, tmp_path: Path) -> None:
+    """Another user's ranks say that they are of the same job, have the same libraries, and are children of the same
+    process."""
+    from run import BUILD, Job
+
+    said = f"{tmp_path}/what-others-are-called-with"
+    command = (*AS_NOBODY, "/usr/bin/python3", "-c", LAUNCHES, str(BUILD / "libcuda.so.1"))
+    others = ["--steps", "0", "--data-ms", "5", "--log", f"{said}-{{rank}}"]
+    with (
+        Job(ranks=2, args=others, env={"JOB_NAME": RANK["JOB_NAME"]}) as job,
+        running(*command, env={"PATH": os.environ["PATH"], **RANK}) as own,
+    ):
+        assert own.stdout is not None
+        own.stdout.readline()
+        wait_for_cuda([*job.pids, own.pid])
+        made = Path(f"{said}-0").stat().st_size
+        with tracing(store_url, pids=(own.pid,), stacks=True) as tracer:
+            (member,) = tracer.live()
+            poll_until(tracer, lambda: member.launches >= 300, 120, "its own launches")
+            wait_until(lambda: Path(f"{said}-0").stat().st_size > made + 1000, what="steps of the others")
+            tracer.poll()
+    with open_store(store_url) as store:
+        found = {table: query(store, f"SELECT * FROM {table}").to_pylist() for table in table_columns()}
+    whose = {table: {row[key] for row in its for key in ("pid", "tid") if key in row} for table, its in found.items()}
+    assert {table for table, its in whose.items() if own.pid in its} >= {"ranks", "launches", "stack_samples"}
+    assert set().union(*whose.values()) <= {own.pid, 0}
+    assert {row["kernel"] for row in found["launches"] if row["kind"] == "kernel"} == {"own_kernel"}
+    assert {row["uid"] for row in found["ranks"]} == {NOBODY}
+    assert said not in str(found)
 
 
 @pytest.mark.kernel
