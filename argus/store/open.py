@@ -485,7 +485,9 @@ def _prepare(folder: Path, create: bool) -> None:
     if not create and not _has_engine(folder):
         raise ArgusError(f"nothing is stored yet at {folder}", nothing_hint(), EXIT_UNAVAILABLE)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_folder(folder, 0o700)
+    except files.Untrusted as failure:
+        raise _untrusted(folder, failure) from None
     except OSError as failure:
         raise ArgusError(
             f"cannot create the store's folder {folder}: {failure.strerror}", _FOLDER_HINT, EXIT_UNAVAILABLE

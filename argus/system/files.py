@@ -425,14 +425,16 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
     Args:
         folder: The folder.
-        mode: Its own, less the umask.
+        mode: Its own, and that of those above it that are made, less the umask.
 
     Raises:
         Untrusted: A link on the way belongs to somebody else.
         OSError: It cannot be made, or is something else.
     """
     if os.geteuid() != 0:
-        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        for each in reversed((folder, *folder.parents)):
+            if each == folder or not each.exists():
+                each.mkdir(mode=mode, exist_ok=True)
         return
     parts, check = folder.absolute().parts[1:], _no_link_of_others(folder)
     root = os.open("/", _PLACE | os.O_DIRECTORY)
@@ -444,7 +446,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
                 below = walk(root, way, check)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):  # a link that leads nowhere
-                    os.mkdir(part, mode if number == len(parts) else 0o777, dir_fd=at)
+                    os.mkdir(part, mode, dir_fd=at)
                 below = walk(root, way, check)
             os.close(at)
             at = below

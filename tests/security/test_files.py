@@ -215,6 +215,25 @@ def test_what_root_creates_is_for_root_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(Path(f"{file}2").stat().st_mode) == 0o644
 
 
+def test_folders_above_what_is_for_its_owner_alone_are_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        for euid in (0, os.getuid() + 1000):
+            monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
+            files.make_folder(tmp_path / f"there/{euid}/b/c", 0o700)
+            files.make_folder(tmp_path / f"there/{euid}/b/c", 0o700)
+            files.make_folder(tmp_path / f"there/shared{euid}/b")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    for euid in (0, os.getuid() + 1000):
+        own = tmp_path / f"there/{euid}"
+        assert [stat.S_IMODE(part.stat().st_mode) for part in (own, own / "b", own / "b/c")] == [0o700] * 3
+        assert stat.S_IMODE((tmp_path / f"there/shared{euid}").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "there").stat().st_mode) == 0o755
+
+
 @pytest.mark.parametrize("kind", ["chdb", "spool"])
 def test_a_user_does_not_choose_which_folder_of_roots_is_the_store(
     kind: str, theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -472,19 +491,19 @@ def test_files_of_stores_and_checks_are_for_their_owner_alone(tmp_path: Path) ->
         with open_store(f"chdb://{tmp_path}/lib/argus") as store, store.lease():
             pass
         settings = tmp_path / "health.toml"
-        settings.write_text(f'state_dir = "{tmp_path}/var/health"\n')
+        settings.write_text(f'state_dir = "{tmp_path}/var/argus/health"\n')
         settings.chmod(0o644)
         main(["health", "--config", str(settings), "--only", "memory", "--no-store"])
     finally:
         os.umask(before)
-    for folder in ("lib/argus", "var/health"):
+    for folder in ("lib", "lib/argus", "var", "var/argus", "var/argus/health"):
         assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700, folder
     for file in (
         "lib/argus/lock",
         "lib/argus/engine.log",
         "lib/argus/config.xml",
-        "var/health/state.json",
-        "var/health/lock",
+        "var/argus/health/state.json",
+        "var/argus/health/lock",
     ):
         assert stat.S_IMODE((tmp_path / file).stat().st_mode) == 0o600, file
 
@@ -757,18 +776,30 @@ def test_argus_check_says_who_may_change_what_root_runs(monkeypatch: pytest.Monk
     assert "chown" in state.fix
 
 
-def test_a_file_of_the_package_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [
+    "venv/bin/argus", "venv/bin/python", "venv/pyvenv.cfg", "lib", "argus/__init__.py", "argus", "cli/main.py", "venv",
+])  # fmt: skip
+def test_all_of_an_installation_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str) -> None:
     import argus
+    import argus.cli
 
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "__init__.py").write_text("")
-    os.chown(tmp_path / "pkg" / "__init__.py", NOBODY, 0)
-    monkeypatch.setattr(argus, "__path__", [str(tmp_path / "pkg")])
-    monkeypatch.setattr(installation, "program", lambda: ["/bin/sh"])
-    found = installation.changeable()
-    assert found is not None
-    if files.changeable(Path(sys.executable)) is None:
-        assert found[0] == tmp_path / "pkg" / "__init__.py"
+    for folder in ("venv/bin", "lib", "argus", "cli"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("venv/bin/argus", "venv/bin/python", "venv/pyvenv.cfg", "argus/__init__.py", "cli/main.py"):
+        (tmp_path / file).touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "lib")])
+    monkeypatch.setattr(argus, "__path__", [str(tmp_path / "argus")])
+    monkeypatch.setattr(argus.cli, "__path__", [str(tmp_path / "cli")])
+    assert installation.changeable() is None
+    entry = tmp_path / "argus-health"
+    os.chown(tmp_path / part, NOBODY, 0)
+    assert installation.changeable() == (tmp_path / part, "it belongs to nobody")
+    with pytest.raises(ArgusError, match="it belongs to nobody") as refused:
+        cron.install(cron.Plan(), systemd=False, cron_file=entry)
+    assert str(tmp_path / part) in refused.value.message
+    assert not entry.exists()
 
 
 # ---- exports, logs
@@ -1046,7 +1077,6 @@ _WRITERS = {
     r"\.(mkdir|touch|rename|symlink_to|hardlink_to)\(|os\.(makedirs|replace|link|symlink|truncate|mkfifo|mknod)\(": {
         "argus/compare/observe/records.py",  # in a folder that was checked
         "argus/live/tracer.py",  # of a session, no file
-        "argus/store/open.py",  # url.py checks what is above
         "argus/store/spill.py",  # in a folder that was checked
         "argus/store/spool.py",  # in a folder that was checked
         "argus/system/files.py",

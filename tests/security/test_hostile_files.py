@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import lzma
 import os
 import re
 import shutil
+import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -25,8 +29,12 @@ from argus.capture.process.mapped import Allowance, open_file
 from argus.capture.process.symbols import Symbols
 from argus.capture.process.targets import find_libraries
 from argus.capture.python import interpreter
+from argus.capture.reader import reader as readers
+from argus.capture.reader import wire
 from argus.model import calls
 from tests.security.mapping_process import mapping, mapping_of, needs_root
+from tests.security.test_files import NO_DRIVER
+from tests.security.test_off_the_loop import users
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,11 +46,26 @@ def compiled(path: Path, source: str, *flags: str) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def unopened(path: Path) -> Iterator[None]:
+    """Fails if any process opens a file, for however short a time: that ends a lease on it. A look at what it is
+    (O_PATH, ``stat``) does not count."""
+    fd = os.open(path, os.O_RDWR)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield
+        assert fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK, f"{path} was opened"
+    finally:
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
+
+
 # ---- beside a mapped file
 
 
 @needs_root()
-@pytest.mark.parametrize("kind", ["pipe", "endless", "large", "link"])
+@pytest.mark.parametrize("kind", ["pipe", "endless", "device", "large", "link"])
 def test_the_version_beside_pytorch_is_read_only_if_it_is_a_small_file(
     folder: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,13 +79,23 @@ def test_the_version_beside_pytorch_is_read_only_if_it_is_a_small_file(
         os.mkfifo(version)
     elif kind == "endless":
         version.symlink_to("/dev/zero")
+    elif kind == "device":
+        os.mknod(version, 0o644 | stat.S_IFCHR, NO_DRIVER)
     elif kind == "large":
         version.write_text(line + " " * (8 << 20))
     else:
         (version.parent / "real.py").write_text(line)
         version.symlink_to("real.py")
     most = 0
-    read = mapped.File.read
+    refusals: list[OSError] = []
+    read, open_file_of = mapped.File.read, mapped.FileTree.file
+
+    def look(self: mapped.FileTree, path: str) -> mapped.File:
+        try:
+            return open_file_of(self, path)
+        except OSError as refusal:
+            refusals.append(refusal)
+            raise
 
     def note(self: mapped.File, size: int, offset: int) -> bytes:
         nonlocal most
@@ -71,10 +104,13 @@ def test_the_version_beside_pytorch_is_read_only_if_it_is_a_small_file(
         return read(self, size, offset)
 
     monkeypatch.setattr(mapped.File, "read", note)
+    monkeypatch.setattr(mapped.FileTree, "file", look)
     with mapping([library]) as pid:
         (found,) = (one for one in find_libraries(pid) if one.path == str(library))
     assert (found.layout is not None) == (kind in ("large", "link"))
     assert most <= 64 << 10
+    # Who opens a device without a driver gets ENXIO.
+    assert [type(refusal) for refusal in refusals] == ([] if kind in ("large", "link") else [mapped.Irregular])
 
 
 _HIDDEN = (
@@ -85,7 +121,8 @@ _HIDDEN = (
 @needs_root()
 @pytest.mark.skipif(shutil.which("objcopy") is None or shutil.which("unshare") is None, reason="needs both")
 def test_a_debug_file_is_not_looked_for_outside_the_root_of_the_process(folder: Path) -> None:
-    """The name was the target's, the folder its path: any file of the host was opened."""
+    """The name was the target's, the folder its path: any file of the host was opened. To open it and refuse it then
+    is too late, and so is that of the library's own name."""
     library = compiled(folder / "evil.so", _HIDDEN % 3, "-O1", "-Wl,--build-id=none")
     subprocess.run(["objcopy", "--only-keep-debug", library, folder / "probe"], check=True)
     hidden = next(s for s in FunctionTable(library)._start.tolist() if FunctionTable(library).find(s) is not None)
@@ -93,6 +130,8 @@ def test_a_debug_file_is_not_looked_for_outside_the_root_of_the_process(folder: 
     subprocess.run(["objcopy", f"--add-gnu-debuglink={folder / 'probe'}", library], check=True)
     assert FunctionTable(library, str(library), "/").debug_file == str(folder / "probe")
     assert FunctionTable(library, str(library), str(folder / "none"), "/").debug_file == ""
+    with pytest.raises(AssertionError, match="was opened"), unopened(folder / "probe"):
+        FunctionTable(library, str(library), "/")
     there = f"cp {library} /dev/shm/argus-evil.$$ && mount -t tmpfs none {folder} && "
     there += f'mv /dev/shm/argus-evil.$$ {folder}/evil.so && exec "$@"'
     before = ["unshare", "--user", "--map-root-user", "--mount", "--propagation=private", "sh", "-c", there, "sh"]
@@ -102,7 +141,8 @@ def test_a_debug_file_is_not_looked_for_outside_the_root_of_the_process(folder: 
         where = mapping_of(pid, "evil.so")
         names = Symbols(pid)
         address = np.array([where.start + hidden - where.offset], np.uint64)
-        frame = names.name(address)[0]
+        with unopened(folder / "probe"), unopened(library):
+            frame = names.name(address)[0]
         assert frame.module == str(folder / "evil.so")
         assert "hidden" not in frame.function
         names.close()
@@ -254,6 +294,45 @@ def test_a_file_that_is_cut_short_ends_nobody(tmp_path: Path) -> None:
         "    try: reader(file)\n"
         "    except NotElf: pass\n",
         str(file),
+    )
+
+
+@pytest.mark.parametrize("cut", ["below the headers", "once all is read"])
+def test_a_file_that_is_cut_short_while_it_is_open_ends_nobody(tmp_path: Path, cut: str) -> None:
+    """Its tables are gone that its headers promised, or the names that are read when they are asked for."""
+    file = compiled(tmp_path / "cut.so", "int one(void) { return 1; }")
+    _survives(
+        "import os, sys\n"
+        "from argus.capture.process import elf\n"
+        "from argus.capture.process.mapped import open_file\n"
+        "path, early = sys.argv[1], sys.argv[2] == 'below the headers'\n"
+        "whole = open(path, 'rb').read()\n"
+        "elf._STRINGS_IN_MEMORY = 0  # as if it were a large library\n"
+        "tables, made = elf._Headers.symbol_tables, []\n"
+        "def cut(headers):\n"
+        "    os.truncate(path, 0)\n"
+        "    return tables(headers)\n"
+        "place, begin = elf.Elf(path).located(['one'])['one']\n"
+        "if early: elf._Headers.symbol_tables = cut\n"
+        "for reader in (elf.Elf, elf.FunctionTable, elf.SymbolFile):\n"
+        "    open(path, 'wb').write(whole)\n"
+        "    try: made.append(reader(open_file(path)))\n"
+        "    except elf.NotElf: pass\n"
+        "assert early or len(made) == 3\n"
+        "os.truncate(path, 0)\n"
+        "for one in made:\n"
+        "    if isinstance(one, elf.Elf):\n"
+        "        assert one.functions(['one']) in ({}, {'one': begin})\n"
+        "        assert early or one.symbols(['one'])['one'].address\n"
+        "        assert one.symbol_at(begin) in (None, 'one')\n"
+        "    elif isinstance(one, elf.FunctionTable):\n"
+        "        found = one.find(begin)\n"
+        "        assert early == (found is None)\n"
+        "        assert found is None or one.name(found) == ''\n"
+        "    else:\n"
+        "        assert one.function('one', place) is None\n",
+        str(file),
+        cut,
     )
 
 
@@ -449,6 +528,37 @@ def test_a_perf_map_is_read_in_parts_and_up_to_a_bound(
     assert len(reader._parts) < 10
 
 
+@pytest.mark.parametrize("much", ["lines", "names", "bytes"])
+def test_the_bounds_of_a_perf_map_hold_as_shipped(
+    perf: tuple[Any, Path, dict[str, int]], monkeypatch: pytest.MonkeyPatch, much: str
+) -> None:
+    reader, path, counters = perf
+    now = 10**12
+    monkeypatch.setattr(symbols, "time", SimpleNamespace(monotonic_ns=lambda: now))
+    reader._left_ns = now
+    at_once = symbols._PERF_LINES_AT_ONCE if much == "lines" else symbols._PERF_BYTES_AT_ONCE
+    if much == "lines":
+        most = symbols._MAX_PERF_LINES
+        path.write_text("".join(f"{16 * n:x} 10 f\n" for n in range(1, most + 2 * at_once)))
+    elif much == "names":
+        most = symbols._MAX_PERF_TEXT
+        name = "n" * symbols._LONGEST_PERF_NAME
+        path.write_text("".join(f"{16 * n:x} 10 {name}\n" for n in range(1, (most + 2 * at_once) // len(name))))
+    else:
+        most = symbols._MAX_PERF_MAP
+        path.touch()
+        os.truncate(path, most + 2 * at_once)
+    while reader.refresh():
+        now += 10**9
+    kept = {
+        "lines": sum(len(part.starts) for part in reader._parts),
+        "names": sum(len(part.text) for part in reader._parts),
+        "bytes": reader._at,
+    }
+    assert most <= kept[much] <= most + at_once
+    assert counters["perf_map_bytes_unread"] > 0
+
+
 def test_a_perf_map_behind_a_link_is_not_read(perf: tuple[Any, Path, dict[str, int]], tmp_path: Path) -> None:
     reader, path, _ = perf
     (tmp_path / "real").write_text("1000 10 planted\n")
@@ -465,7 +575,71 @@ def test_a_perf_map_behind_a_link_is_not_read(perf: tuple[Any, Path, dict[str, i
     assert not reader.refresh(), "an absolute link leads nowhere outside the root"
 
 
+# ---- bounds as shipped
+
+
+def test_the_bounds_of_a_perf_map_are_those_of_the_docs() -> None:
+    page = (ROOT / "docs" / "trace.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("| perf_map_bytes_unread |"))
+    names, whole = symbols._MAX_PERF_TEXT / (1 << 20), symbols._MAX_PERF_MAP / (1 << 20)
+    shipped = (
+        f"beyond the first {symbols._MAX_PERF_LINES:,} functions, {names:g} MiB of names and {whole:g} MiB in all; "
+    )
+    shipped += f"{symbols._PERF_LINES_AT_ONCE:,} lines are read a second"
+    assert shipped in line
+
+
+def test_the_bounds_of_a_reader_are_those_of_the_docs() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("| a reader |"))
+    shipped = f"a request: {wire.CPU_S:g} s of CPU; waits, not for a CPU: {readers.HUNG_S:g} s without any progress, "
+    shipped += f"{readers.SLOW_S:g} s in all and ten times its CPU time, at most {readers.SLOWEST_S:g} s; "
+    shipped += f"{readers.LONGEST_S:g} s on the clock. "
+    shipped += f"{wire.MEMORY_BYTES / (1 << 30):g} GiB, {wire.MAX_BYTES / (1 << 20):g} MiB an answer"
+    assert shipped in line
+    assert readers.SLOW_PER_CPU == 10
+    one = readers.Reader()
+    assert (one._cpu_s, one._memory_bytes) == (wire.CPU_S, wire.MEMORY_BYTES)
+
+
 # ---- one way
+
+
+_MAPS = r"\bmmap\(|\bmmap\.(restype|argtypes)|from mmap import|\bmemmap\b|\bmemory_map|\bmmap_(mode|size)"
+_MAPPED = {
+    "argus/capture/kernel/counts.py": "a map of the kernel's",
+    "argus/capture/kernel/ring.py": "a map of the kernel's",
+    "argus/capture/prices.py": "a file in memory that it has made",
+    "argus/capture/reader/process.py": "a page in memory that Argus has made for it",
+    "argus/capture/reader/reader.py": "the same page",
+    "argus/capture/sampler.py": "a map of the kernel's",
+    "argus/cupti/shared.py": "the helper's memory: it is used only if it cannot become shorter (collector._sealed)",
+    "argus/live/command.py": "files that are never read, in a process of the user's; and memory without a file",
+    "argus/live/preflight.py": "a file in memory that it has made",
+}
+"""What maps memory, and why nobody ends Argus by cutting what lies there (SIGBUS). Files of processes are read."""
+
+
+def test_no_file_of_a_process_is_mapped() -> None:
+    assert users(_MAPS) == _MAPPED.keys()
+    assert not any(name.startswith(("argus/capture/process/", "argus/capture/python/")) for name in _MAPPED)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mmap.mmap(file.fd, 0)",
+        "self._map = mmap(file.fd, 0)",
+        "address = libc.mmap(None, 4096, 1, 2, file.fd, 0)",
+        "from mmap import mmap as mapped",
+        "np.memmap(path)",
+        "np.load(path, mmap_mode='r')",
+        "pa.memory_map(path)",
+        "pq.ParquetFile(path, memory_map=True)",
+    ],
+)
+def test_what_maps_memory_is_found(line: str) -> None:
+    assert re.search(_MAPS, line)
 
 
 _LOOK_UPS = {

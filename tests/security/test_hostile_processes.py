@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from argus.capture.python.layouts import LAYOUTS
 from argus.system import limits
 from tests.e2e.conftest import ARGUS, argus_with
 from tests.kernel.conftest import wait_until
@@ -31,6 +32,17 @@ from benches._processes import Peaks
 HERE = Path(__file__).parent
 AS_NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
 HONEST = "def work():\n    while True:\n        sum(range(1000))\nprint('ready', flush=True)\nwork()"
+HIDES = """
+import ctypes, sys
+runtime = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+def concealed():
+    print("ready", flush=True)
+    while True:
+        sum(range(1000))
+ctypes.c_uint64.from_address(runtime + int(sys.argv[1])).value = 0
+concealed()
+"""
+"""It takes its interpreter out of the list of interpreters."""
 SAMPLED_S = 8
 """For so long stacks are taken: each program has a share of one CPU."""
 MOST_BYTES = 1536 << 20
@@ -57,6 +69,7 @@ def processes(place: Path) -> Iterator[dict[str, int]]:
     commands = {
         "names": [*AS_NOBODY, str(spin)],
         "lines": [*AS_NOBODY, python, "-I", str(place / "hostile_lines.py")],
+        "hides": [*AS_NOBODY, python, "-I", "-c", HIDES, str(LAYOUTS[sys.version_info[:2]].interp_head)],
         "honest": [python, "-I", "-c", HONEST],
     }
     started = {}
@@ -64,7 +77,7 @@ def processes(place: Path) -> Iterator[dict[str, int]]:
         for name, command in commands.items():
             started[name] = subprocess.Popen(command, stdout=subprocess.PIPE)
             os.sched_setaffinity(started[name].pid, {min(os.sched_getaffinity(0))})  # the tests' machine has few CPUs
-        for name in ("lines", "honest"):
+        for name in ("lines", "hides", "honest"):
             stdout = started[name].stdout
             assert stdout is not None
             assert stdout.readline() == b"ready\n"
@@ -111,9 +124,9 @@ def test_a_trace_of_hostile_programs_ends_well(processes: dict[str, int], tmp_pa
     finally:
         over.set()
         measuring.join()
-    assert 20 << 20 < peaks.parts["tracer"] < 500 << 20
-    assert peaks.parts["reader"] > 0
-    assert max(peaks.parts.values()) < peaks.whole < MOST_BYTES, str(peaks)
+    assert 20 << 20 < peaks.each["tracer"] < 500 << 20
+    assert peaks.each["reader"] > 0
+    assert max(peaks.each.values()) < peaks.whole < MOST_BYTES, str(peaks)
     assert not re.search(r"[^\n -~\u00a0-\uffff]", output), "nothing but text reaches the terminal"
     assert "internal error" not in output
     ask = argus_with(store)
@@ -136,3 +149,4 @@ def test_a_trace_of_hostile_programs_ends_well(processes: dict[str, int], tmp_pa
         assert 0 < int(str(lines[0]["n"])) < 2**32
     honest = rows("SELECT count() AS n FROM stacks WHERE has(functions, 'work')")
     assert int(str(honest[0]["n"])) >= 1
+    assert rows("SELECT functions FROM stacks WHERE has(functions, 'concealed')") == []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ import pytest
 
 from argus.capture.process import mapped
 from tests.security.mapping_process import NOBODY, mapping, mapping_of, needs_root
+from tests.security.test_files import NO_DRIVER
 
 pytestmark = needs_root()
 
@@ -104,17 +107,54 @@ def test_absolute_links_lead_nowhere_outside_the_root_of_the_process(folder: Pat
     assert failure.value.errno == errno.ELOOP
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "no driver", "folder"])
 def test_what_is_no_regular_file_is_never_opened(folder: Path, kind: str) -> None:
     place = folder / "version.py"
     if kind == "pipe":
         os.mkfifo(place)
     elif kind == "device":
         place.symlink_to("/dev/zero")
+    elif kind == "no driver":
+        os.mknod(place, 0o644 | stat.S_IFCHR, NO_DRIVER)
+        with pytest.raises(OSError, match="No such device or address"):
+            place.open()
     else:
         place.mkdir()
-    with mapped.FileTree(os.getpid()) as tree, pytest.raises(mapped.Refused, match="no regular file"):
+    with mapped.FileTree(os.getpid()) as tree, pytest.raises(mapped.Irregular):
         tree.file(str(place))
+
+
+@pytest.mark.parametrize("through", ["map_files", "path"])
+def test_a_device_that_a_mapping_leads_to_is_never_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, through: str
+) -> None:
+    """Who opens this one gets ENXIO. None of its kind can be mapped, so the mapping is made up."""
+    device = folder / "code.so"
+    os.mknod(device, 0o644 | stat.S_IFCHR, NO_DRIVER)
+    status = device.stat()
+    where = mapped.Mapping(4096, 8192, 0, mapped.device_of(status.st_dev), status.st_ino, str(device), False)
+    real = os.open
+    failed: list[int | None] = []
+
+    def lead(path: Any, *words: Any, **options: Any) -> int:
+        if through == "map_files":
+            path = re.sub(r".*/map_files/.*", str(device), str(path))
+        try:
+            return real(path, *words, **options)
+        except OSError as failure:
+            failed.append(failure.errno)
+            raise
+
+    monkeypatch.setattr(mapped, "os", SimpleNamespace(**{**vars(os), "open": lead}))
+    with pytest.raises(mapped.Irregular):
+        mapped.open_mapped(os.getpid(), where)
+    assert failed == ([] if through == "map_files" else [errno.ENOENT])
+    place = real(device, os.O_PATH)
+    try:
+        with pytest.raises(mapped.Irregular):
+            mapped.open_referred(place, where.device)
+    finally:
+        os.close(place)
 
 
 def test_a_lease_on_a_file_is_not_waited_for(folder: Path) -> None:
