@@ -38,6 +38,9 @@ NAMED = 8
 """Jobs without a verdict that are named."""
 WHOLE_S = 3600.0
 """A trace up to so long is diagnosed as a whole, as `argus diagnose` does; of a longer one the newest part."""
+MOST_STEPS = 500_000
+"""Of more steps the newest are diagnosed: the 1.1 million that a flood makes in five minutes (``scripts/hostile``) take
+190 MB, and 150 MB of the store's engine."""
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
@@ -200,21 +203,27 @@ def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
     from argus.diagnose.follow.follow import SPAN_NS
     from argus.diagnose.follow.watch import in_charge
     from argus.diagnose.learn import learn
+    from argus.diagnose.read.queries import SPAN
     from argus.diagnose.save import save
     from argus.diagnose.stored import diagnose_store
+    from argus.store.reader import query_columns
 
     host = in_charge(store, job.name, job.run)
     if host != tracer.host:
         return [(Text(f"{job.name}: the verdict is {host or 'another host'}'s, which traces the lowest rank"), 0)]
     lasted_s = (time.monotonic_ns() - tracer.started_ns) / 1e9
     since_ns = time.time_ns() - SPAN_NS if lasted_s > WHOLE_S else 0
-    verdict = diagnose_store(store, job.name, job.run, since_ns=since_ns)
+    span = query_columns(store, SPAN, {"job": job.name, "run": job.run, "since_ns": since_ns})
+    first, last = (int(span[name][0]) for name in ("first", "last"))
+    begin = last - MOST_STEPS + 1 if last - first >= MOST_STEPS else None
+    verdict = diagnose_store(store, job.name, job.run, steps=(begin, None), since_ns=since_ns)
     save(store, verdict)
-    if not since_ns:
+    if not since_ns and begin is None:
         learn(store, verdict)
     lines = list(verdict_lines(verdict, detail=False))
-    if since_ns:
-        lines.append((Text(f"of the last {elapsed(SPAN_NS / 1e9)}; argus diagnose covers all of it", style="dim"), 2))
+    if since_ns or begin is not None:
+        part = f"the last {elapsed(SPAN_NS / 1e9)}" if begin is None else f"the newest {MOST_STEPS:,} steps"
+        lines.append((Text(f"of {part}; argus diagnose covers all of it", style="dim"), 2))
     return lines
 
 

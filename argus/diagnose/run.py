@@ -33,11 +33,6 @@ CUT_OFF_S = 15.0
 """An open trace that has not written its counters for so long was killed, or could not store them (every 4 s else)."""
 
 
-MOST_STEPS = 7 * 24 * 3600
-"""Steps that are compared if no first one is asked for, the newest: a week of steps of a second. A process that floods
-makes 1.1 million in five minutes (``scripts/hostile``): they take 190 MB, and 150 MB of the store's engine."""
-
-
 @dataclass(frozen=True)
 class _Request:
     """What :func:`diagnose` was asked."""
@@ -71,7 +66,7 @@ def diagnose(
         query: Runs SQL with parameters, returns columns.
         job: The job.
         run: Its tracing session.
-        steps: First and last step to compare; None: as stored, of more than :data:`MOST_STEPS` the newest.
+        steps: First and last step to compare; None: as stored.
         threshold: Lost share of the step time that counts.
         hang_after_s: Silence after the last step that counts as a hang, s.
         across: How the hosts of the job go together; None: it has one, or all have the same clock.
@@ -199,8 +194,6 @@ def _bounds(span: Mapping[str, NDArray[Any]], request: _Request) -> tuple[int, i
     begin, end = request.steps
     first = int(span["first"][0]) if begin is None else max(0, begin)
     last = int(span["last"][0]) if end is None else max(0, end)
-    if begin is None and int(span["n"][0]) > MOST_STEPS:
-        first = max(first, last - MOST_STEPS + 1)
     if request.params["since_ns"]:
         first = max(first, int(span["first"][0]))
     if request.newest is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,18 +53,23 @@ def joined(parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables([part.cast(schema) for part in parts]).unify_dictionaries().combine_chunks()
 
 
-def cut(rows: pa.Table, pieces: int) -> list[pa.Table]:
-    """A table as so many of about as many rows each, in their order. Of a dictionary each has what it uses."""
-    ends = [rows.num_rows * k // pieces for k in range(pieces + 1)]
-    columns = [[_with_used_values(part) for part in _slices(column, ends)] for column in rows.columns]
-    return [pa.table(list(each), names=rows.column_names) for each in zip(*columns, strict=True)]
+def cut(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
+    """A table as several of so many bytes at most, in its order. Of a dictionary each has what it uses. One that is a
+    row, or most of which is what all of its rows have in common, stays larger."""
+    if rows.nbytes <= most_bytes or rows.num_rows < 2:
+        return [rows]
+    half = rows.num_rows // 2
+    halves = [_with_used_values(rows.slice(*part)) for part in ((0, half), (half, rows.num_rows - half))]
+    if sum(each.nbytes for each in halves) > 1.5 * rows.nbytes:
+        return [rows]
+    return [piece for each in halves for piece in cut(each, most_bytes)]
 
 
-def _slices(column: pa.ChunkedArray, ends: Sequence[int]) -> list[pa.ChunkedArray]:
-    return [column.slice(begin, end - begin) for begin, end in pairwise(ends)]
+def _with_used_values(rows: pa.Table) -> pa.Table:
+    return pa.table([_used(column) for column in rows.columns], names=rows.column_names)
 
 
-def _with_used_values(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+def _used(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     if not pa.types.is_dictionary(column.type):
         return column
     array = column.unify_dictionaries().combine_chunks()

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -42,7 +42,7 @@ FLUSH_ROWS = 200_000
 """A table with so many rows waiting is sent at once."""
 BATCH_BYTES = 4 << 20
 """About the most that a batch has. While it is stored, the engine needs eight times as much (``scripts/bench store``):
-the request, the file that the rows are read from, columns, buffers. As many rows in larger ones take no less time."""
+the request, the file that the rows are read from, columns, buffers."""
 FLUSH_S = 2.0
 """The longest that a row waits before it is sent: each batch is a part of the engine's, which keeps some 16 KB of it in
 memory until it is merged."""
@@ -109,25 +109,21 @@ class _Part:
 def _in_batches(parts: Iterable[_Part]) -> list[list[_Part]]:
     """Parts of the same columns as batches of ``BATCH_BYTES`` at most, in their order."""
     found: list[list[_Part]] = []
-    size = BATCH_BYTES
+    size = 0
     for part in chain.from_iterable(map(_pieces, parts)):
-        if size + part.nbytes > BATCH_BYTES:
+        if not found or size + part.rows.nbytes > BATCH_BYTES:
             found.append([])
             size = 0
         found[-1].append(part)
-        size += part.nbytes
+        size += part.rows.nbytes
     return found
 
 
 def _pieces(part: _Part) -> list[_Part]:
-    number = min(-(-part.nbytes // BATCH_BYTES), part.rows.num_rows)
-    if number < 2:
-        return [part]
-    counted = [part.nbytes * k // number for k in range(number + 1)]
-    return [
-        _Part(rows, part.owner, end - begin)
-        for rows, (begin, end) in zip(cut(part.rows, number), pairwise(counted), strict=True)
-    ]
+    pieces = cut(part.rows, BATCH_BYTES)
+    ends = accumulate((piece.num_rows for piece in pieces), initial=0)
+    counted = pairwise(part.nbytes * end // part.rows.num_rows for end in ends)
+    return [_Part(piece, part.owner, end - begin) for piece, (begin, end) in zip(pieces, counted, strict=True)]
 
 
 @dataclass(frozen=True)

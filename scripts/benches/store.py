@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,12 @@ def _memory(folder: Path) -> dict[str, float]:
             store.insert("launches", rows.slice(0, 100), "first")
             engine = engine_of(folder / send.__name__)
             before = most = pss_bytes(engine)[0]
-            sending = threading.Thread(target=send, args=(store,))
-            sending.start()
-            while sending.is_alive():
-                most = max(most, pss_bytes(engine)[0])
-                sending.join(0.002)
+            with ThreadPoolExecutor(1) as pool:
+                sent = pool.submit(send, store)
+                while not sent.done():
+                    most = max(most, pss_bytes(engine)[0])
+                    time.sleep(0.002)
+                sent.result()
         found[f"engine_mb_of_{AT_ONCE // 10**6}_mb_{send.__name__}"] = (most - before) / 1e6
     return found
 

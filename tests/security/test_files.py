@@ -219,15 +219,15 @@ def test_folders_above_what_is_for_its_owner_alone_are_too(tmp_path: Path, monke
     (tmp_path / "there").mkdir(mode=0o755)
     before = os.umask(0o022)
     try:
-        for euid in (0, os.getuid() + 1000):
-            monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
-            files.make_folder(tmp_path / f"there/{euid}/b/c", 0o700)
-            files.make_folder(tmp_path / f"there/{euid}/b/c", 0o700)
-            files.make_folder(tmp_path / f"there/shared{euid}/b")
+        for euid in (0, 1000):
+            with monkeypatch.context() as other:
+                other.setattr(os, "geteuid", lambda euid=euid: euid)
+                files.make_folder(tmp_path / f"there/{euid}/b/c", 0o700)
+                files.make_folder(tmp_path / f"there/{euid}/b/c", 0o700)
+                files.make_folder(tmp_path / f"there/shared{euid}/b")
     finally:
-        monkeypatch.undo()
         os.umask(before)
-    for euid in (0, os.getuid() + 1000):
+    for euid in (0, 1000):
         own = tmp_path / f"there/{euid}"
         assert [stat.S_IMODE(part.stat().st_mode) for part in (own, own / "b", own / "b/c")] == [0o700] * 3
         assert stat.S_IMODE((tmp_path / f"there/shared{euid}").stat().st_mode) == 0o755

@@ -149,4 +149,5 @@ def test_a_trace_of_hostile_programs_ends_well(processes: dict[str, int], tmp_pa
         assert 0 < int(str(lines[0]["n"])) < 2**32
     honest = rows("SELECT count() AS n FROM stacks WHERE has(functions, 'work')")
     assert int(str(honest[0]["n"])) >= 1
+    # All four were sampled (above): this one has native frames alone.
     assert rows("SELECT functions FROM stacks WHERE has(functions, 'concealed')") == []

@@ -1408,11 +1408,13 @@ def test_who_traces_their_own_gets_nothing_of_others(store_url: str, tmp_path: P
         assert own.stdout is not None
         own.stdout.readline()
         wait_for_cuda([*job.pids, own.pid])
-        made = Path(f"{said}-0").stat().st_size
+        log = Path(f"{said}-0")
+        wait_until(log.exists, what="the others' log")
+        made = log.stat().st_size
         with tracing(store_url, pids=(own.pid,), stacks=True) as tracer:
             (member,) = tracer.live()
             poll_until(tracer, lambda: member.launches >= 300, 120, "its own launches")
-            wait_until(lambda: Path(f"{said}-0").stat().st_size > made + 1000, what="steps of the others")
+            wait_until(lambda: log.stat().st_size > made + 1000, what="steps of the others")
             tracer.poll()
     with open_store(store_url) as store:
         found = {table: query(store, f"SELECT * FROM {table}").to_pylist() for table in table_columns()}

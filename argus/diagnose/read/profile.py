@@ -26,6 +26,7 @@ TAIL_STEPS = 100
 """Steps from which on a run has a 99th percentile."""
 FEWEST_STEPS = 20
 """Steps below which a run's mean has no error that means anything: two a batch."""
+_ALL_STEPS = {"first": 0, "last": (1 << 32) - 1}
 TRANSFER_ROWS = 200_000
 """Ranks and steps whose collectives are read, about: of a larger job every so many steps, 20 at least."""
 KERNELS = 60
@@ -124,7 +125,7 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
     Raises:
         ArgusError: It has fewer than :data:`FEWEST_STEPS` whole steps, or the store cannot be asked.
     """
-    params: dict[str, Any] = {"job": job, "run": run}
+    params: dict[str, Any] = {"job": job, "run": run, **_ALL_STEPS}
     steps = query(queries.RUN_STEPS, params)
     numbers = steps["step"].astype(np.int64)
     numbers = numbers if last is None else numbers[numbers <= last]
@@ -185,7 +186,7 @@ def tail_of(figures: Mapping[str, Mean]) -> float | None:
 
 def mean_step_ns(query: Query, job: str, run: int) -> float | None:
     """A run's mean step, without the first ones, as a profile has it, of however few steps; None: it has none."""
-    steps = query(queries.RUN_STEPS, {"job": job, "run": run})["duration_ns"]
+    steps = query(queries.RUN_STEPS, {"job": job, "run": run, **_ALL_STEPS})["duration_ns"]
     steps = steps[min(WARM_UP, len(steps) // 10) :]
     return float(np.mean(steps)) if len(steps) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -92,6 +93,22 @@ def test_the_verdict_comes_first_with_evidence_and_action(store: Store) -> None:
     assert not any("W1" in line for line in lines)
     stored = query_columns(store, "SELECT kind, ranks FROM findings WHERE job = 'slow'")
     assert stored["kind"].tolist() == ["compute_straggler"]
+
+
+def test_of_many_steps_the_newest_are_diagnosed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that floods makes a million in minutes. What is said of a part is no baseline of the job."""
+    whole = sum_up(a_tracer(), store)[0]
+    last = int(re.search(r"steps \d+ to (\d+)", whole)[1])  # type: ignore[index]
+    learned = []
+    monkeypatch.setattr("argus.diagnose.learn.learn", lambda store, verdict: learned.append(verdict["steps"]))
+    assert not any("newest" in line for line in sum_up(a_tracer(), store))
+    assert len(learned) == 1
+    monkeypatch.setattr(closing, "MOST_STEPS", 20)
+    lines = sum_up(a_tracer(), store)
+    assert lines[0].startswith("HEALTHY  healthy  4 ranks, steps ")
+    assert f"steps {last - 19} to {last}" in lines[0]
+    assert "  of the newest 20 steps; argus diagnose covers all of it" in lines
+    assert len(learned) == 1
 
 
 def test_a_healthy_job_is_called_healthy(store: Store) -> None:

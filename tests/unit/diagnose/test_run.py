@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argus.cli.main import main
-from argus.diagnose import run
 from argus.diagnose.causes.cpu_time import attribute_by_phases
 from argus.diagnose.iteration.regression import Regression, find_regression, more_to_do, without_work
 from argus.diagnose.ranks.lateness import Straggler, by_chance, find_episode, find_onset, find_stragglers, lateness_of
@@ -521,16 +520,6 @@ def test_without_cuda_calls_the_rank_is_named_and_the_cause_is_not_sure() -> Non
     assert finding["ranks"] == [1]
     assert finding["confidence"] <= 0.7
     assert "no CUDA calls" in finding["evidence"][1]["text"]
-
-
-def test_of_a_run_without_end_the_newest_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = simulate(4, 100)
-    first, last = judge(job)["steps"]
-    assert last - first > 90
-    monkeypatch.setattr(run, "MOST_STEPS", 60)
-    assert judge(job)["steps"] == [last - 59, last]
-    assert judge(job, steps=(first, None))["steps"] == [first, last]
-    assert judge(job, steps=(None, 80))["steps"] == [21, 80]
 
 
 def test_the_threshold_decides() -> None:

@@ -209,8 +209,11 @@ def test_flush_is_due_by_rows_and_by_time(store: Store, clock: Clock) -> None:
 
 
 def named(count: int, handle: int, length: int) -> dict[str, Any]:
-    """Rows of kernels with names of so many characters, of which every second one has been seen before."""
-    names = [f"{number // 2:08}".ljust(length, "x") for number in range(handle, handle + count)]
+    """Rows of kernels: a third with short names, then names of so many characters, every second one seen before."""
+    names = [
+        f"{number // 2:08}".ljust(length if number - handle >= count // 3 else 8, "x")
+        for number in range(handle, handle + count)
+    ]
     return {**launches(count, handle), "kernel": pa.array(names).dictionary_encode()}
 
 
@@ -227,30 +230,38 @@ def test_much_at_once_is_sent_in_small_batches(store: Store, monkeypatch: pytest
         writer.owners = Owners()
         for handle in range(0, 300, 100):
             writer.append("launches", launches(100, handle))
-        writer.append("launches", named(1000, 300, 4000))  # 2 MB of names
-        writer.append("launches", launches(100, 1300))
+        writer.append("launches", named(1500, 300, 4000))  # 2 MB of names
+        writer.append("launches", launches(100, 1800))
         assert writer.flush(), writer.last_error
         assert writer.bytes_waiting == 0
         assert not writer._shares._held
-    assert sum(count for count, _, _ in sent) == 1400
-    assert max(size for _, size, _ in sent) < 120_000  # a name that both sides of a cut have counts twice
-    assert sent[0][0] == 300  # those before are one batch
-    assert len({token for _, _, token in sent}) == len(sent) < 30
+    assert sum(count for count, _, _ in sent) == 1900
+    assert max(size for _, size, _ in sent) <= 100_000
+    assert sent[0][0] >= 300  # those before are one batch
+    assert len({token for _, _, token in sent}) == len(sent) < 60
     found = rows(store, "SELECT handle, kernel FROM launches ORDER BY handle")
-    assert [handle for handle, _ in found] == list(range(1400))
-    assert all(kernel == (f"{handle // 2:08}".ljust(4000, "x") if 300 <= handle < 1300 else "k")
-               for handle, kernel in found)  # fmt: skip
+    assert [handle for handle, _ in found] == list(range(1900))
+    assert {(handle, len(kernel)) for handle, kernel in found} == {
+        (handle, 4000 if 800 <= handle < 1800 else 8 if 300 <= handle < 1800 else 1) for handle in range(1900)
+    }
+    assert all(kernel.startswith(f"{handle // 2:08}") for handle, kernel in found if 300 <= handle < 1800)
 
 
 def test_a_piece_keeps_what_is_null() -> None:
-    values = pa.array(["a", None, "b", "a", None, "c"]).dictionary_encode()
-    table = pa.table({"name": values, "number": range(6)})
-    pieces = cut(table, 3)
-    assert [piece.to_pydict() for piece in pieces] == [
-        {"name": ["a", None], "number": [0, 1]}, {"name": ["b", "a"], "number": [2, 3]},
-        {"name": [None, "c"], "number": [4, 5]},
-    ]  # fmt: skip
-    assert [piece.column("name").chunk(0).dictionary.to_pylist() for piece in pieces] == [["a"], ["b", "a"], ["c"]]
+    values = pa.array(["a", None, "b", "a", None, "c"] * 2).dictionary_encode()
+    table = pa.table({"name": values, "number": range(12)})
+    pieces = cut(table, table.nbytes // 3)
+    assert len(pieces) == 4
+    assert pa.concat_tables(pieces).to_pydict() == table.to_pydict()
+    assert [piece.column("name").chunk(0).dictionary.to_pylist() for piece in pieces] == [["a", "b"], ["a", "c"]] * 2
+
+
+def test_what_all_rows_have_in_common_is_not_cut() -> None:
+    """Each piece would have all of it."""
+    table = to_arrow("launches", {**launches(500), "kernel": "x" * 100_000})
+    assert cut(table, 50_000) == [table]
+    some = to_arrow("launches", named(4, 0, 100_000))  # the last two have one name
+    assert [piece.num_rows for piece in cut(some, 50_000)] == [1, 1, 2]
 
 
 def test_what_rows_refer_to_is_sent_before_them(store: Store, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

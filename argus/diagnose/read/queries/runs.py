@@ -14,7 +14,8 @@ FROM jobs FINAL WHERE job = {job:String} AND run = {run:UInt32}
 RUN_STEPS = """
 SELECT step, avg(duration_ns) AS duration_ns, avg(launches) AS launches, avg(collectives) AS collectives,
        count() AS ranks
-FROM iterations WHERE job = {job:String} AND run = {run:UInt32} AND confidence >= 0.8
+FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32} AND confidence >= 0.8
 GROUP BY step ORDER BY step
 """
 
