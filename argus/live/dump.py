@@ -34,6 +34,9 @@ RATE_HZ = 997
 """Of the sampler while it lasts: a thread that runs is met within milliseconds."""
 SAMPLE_S = 0.4
 """How long threads that run are waited for."""
+WAIT_S = 1.0
+"""How long those are looked at that no sample met. A thread that mostly sleeps is, on a busy node, ready for long, and
+runs for microseconds."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +180,7 @@ def _dump(pids: Iterable[int], discovered: Iterable[int]) -> list[ThreadStack]:
                 why = f"it runs, and cannot be sampled: {failure.message}"
             if probes is not None:
                 stacks |= _running(processes, probes, running, stacks)
-                # A thread that did not run after all waits now.
-                for process in processes:
-                    missing = {key for key in running if key[0] == process.pid and stacks[key].stack is None}
-                    if missing:
-                        stacks |= {key: one for key, one in _waiting(process, missing).items() if one.stack is not None}
+                stacks |= _not_met(processes, {key for key in running if stacks[key].stack is None})
                 why = "it ran, and was not met on a CPU"
             for key in running:
                 if stacks[key].stack is None:
@@ -265,6 +264,23 @@ def _running(
             break
         time.sleep(0.01)
     return stacks
+
+
+def _not_met(processes: list[_Process], missing: set[tuple[int, int]]) -> dict[tuple[int, int], ThreadStack]:
+    """Stacks of threads that did not run after all, or only for a moment: they wait at some time."""
+    found: dict[tuple[int, int], ThreadStack] = {}
+    deadline = time.monotonic() + WAIT_S
+    while missing:
+        looked: dict[tuple[int, int], ThreadStack] = {}
+        for process in processes:
+            if only := {key for key in missing if key[0] == process.pid}:
+                looked |= _waiting(process, only)
+        found |= {key: one for key, one in looked.items() if one.stack is not None}
+        missing = {key for key, one in looked.items() if one.stack is None}  # others have ended
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.01)
+    return found
 
 
 def _newest(counts: NDArray[np.void]) -> NDArray[np.void]:
