@@ -18,6 +18,7 @@ from argus.diagnose.read.profile import (
     same_work,
     to_text,
 )  # fmt: skip
+from argus.diagnose.read.queries import RUN_STEPS
 from argus.model.errors import ArgusError
 from argus.simulate.changes import parse_change
 from argus.simulate.mesh import Mesh
@@ -44,6 +45,8 @@ def test_a_simulated_run(shared: Store) -> None:
     assert found.transfers["tp AllReduce"].bytes > 0
     assert class_of(found) == read_class(partial(query_columns, shared), "read", 7)
     assert from_text(to_text(found)) == found
+    some = query_columns(shared, RUN_STEPS, {"job": "read", "run": 7, "first": 10, "last": 12})
+    assert some["step"].tolist() == [10, 11, 12], "no more is read than is compared"
 
 
 def test_a_short_run_is_refused(shared: Store) -> None:
